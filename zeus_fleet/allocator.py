@@ -23,8 +23,13 @@ class Snapshot:
     Attributes:
         token: The leader's token.
         budget: The operator's budget.
+        budget_revision: Revision of its last write.
         plan: None: there is none yet.
         plan_revision: Revision of its last write; 0: never written.
+        heartbeats: The newest heartbeat of each node.
+        works: The reported work of each node.
+        unreadable: Nodes that wrote what cannot be read, and why. They count as nodes that wrote
+            nothing, and do not affect the others.
     """
 
     token: int
@@ -42,7 +47,10 @@ class Commit:
     """Write the plan if, in the same transaction, all these conditions still hold.
 
     Attributes:
+        plan: The new plan.
         token: The leader's token is this.
+        plan_revision: The plan was last written in this revision.
+        budget_revision: The budget was last written in this revision.
         heartbeats: The newest heartbeat of each of these nodes has this number; None: there is
             none. The nodes are silent and lose a grant, which a heartbeat in between would renew.
     """
@@ -91,7 +99,12 @@ def evenly(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
 
 
 class Allocator:
-    """Computes plans while it leads."""
+    """Computes plans while it leads.
+
+    Args:
+        timing: The common times.
+        policy: Divides the available power.
+    """
 
     def __init__(self, timing: Timing, policy: Policy = by_want) -> None:
         self.timing = timing
@@ -111,6 +124,10 @@ class Allocator:
 
     def plan(self, read: Snapshot, now_ns: int) -> Commit | None:
         """Decides what to write next.
+
+        Args:
+            read: The contents of the store.
+            now_ns: When the reply arrived, on a clock that counts during suspend.
 
         Returns:
             None if it does not lead, or if the plan need not change.

@@ -22,6 +22,7 @@ class Tls:
         ca: Certificates of the authority that signed etcd's.
         cert: The client certificate; None: etcd requires none. With `--client-cert-auth`, its
             common name is the etcd user.
+        key: Its private key.
     """
 
     ca: Path
@@ -43,6 +44,11 @@ def check(endpoints: Sequence[str], tls: Tls | None) -> None:
 
 def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
     """An `aetcd.Client` of one member; it connects with the first request.
+
+    Args:
+        endpoint: `host:port`.
+        tls: None: without TLS.
+        timeout_s: Time limit of each request.
 
     Raises:
         ValueError: See `check`.

@@ -31,6 +31,8 @@ class Load:
 
     Attributes:
         wanted_mw: Demand of each GPU: its minimum if it is idle.
+        drawn_mw: Total power drawn.
+        works: The jobs on them.
     """
 
     wanted_mw: tuple[int, ...]
@@ -66,6 +68,11 @@ class Gpus(Protocol):
 
 class ZeusdGpus:
     """The GPUs of a zeusd, for which this process's user must be an administrator.
+
+    Args:
+        client: A client of that zeusd.
+        name: Name of the node, also used for jobs without a name.
+        clock: Returns seconds since any instant.
 
     Raises:
         ValueError: A GPU has no power limit.

@@ -34,10 +34,15 @@ class ByJobs:
 
     A turn ends after `TURN_S`. The job's next turn can begin only after it has stopped asking.
 
+    Args:
+        policy: Shares a sum among jobs.
+        clock: Returns seconds since any instant.
+
     Attributes:
         limits_mw: How each node's target divides among its GPUs, from the last call. A GPU that is
             left out gets its minimum.
         lent_to: The job that measures; None: none.
+        waiting: Jobs that wait for their turn to measure.
     """
 
     def __init__(

@@ -14,6 +14,12 @@ def level(
 ) -> list[int]:
     """Gives each the same level, clipped to its own range, such that the whole sum is used.
 
+    Args:
+        total: The sum. The lows are given even if they exceed it.
+        lows: The minimum of each.
+        highs: The maximum of each, at least its low.
+        counts: The number of each, which all get the same; 1 if not given.
+
     Returns:
         The share of each. The sum is `total` minus rounding, unless the lows exceed it or the highs
         do not reach it.

@@ -18,6 +18,8 @@ class Timing:
     """Times on which nodes and allocators must agree.
 
     Attributes:
+        lease_ns: A node without a connection for this long is at its floor.
+        guard_ns: Time within which a node lowers all its GPUs, including a restart of zeusd.
         drift: Largest relative error of a clock's rate. NTP slews by at most 5e-4.
     """
 
@@ -42,6 +44,9 @@ class Domain:
     """Nodes with an upper bound on the sum of their limits: a site, a row, a rack.
 
     Attributes:
+        name: Unique within a budget.
+        limit_mw: The bound.
+        nodes: Its nodes.
         reserve_mw: Reserve for GPUs that cannot be lowered: k times maximum minus minimum.
     """
 
@@ -56,6 +61,10 @@ class Event:
     """A temporary lower limit of the site, such as one that a grid operator requests.
 
     Attributes:
+        name: Unique within a budget.
+        limit_mw: The limit from start to end.
+        start_s: Time at which it is in force everywhere, s since 1970.
+        end_s: End of the event, s since 1970.
         ramp_mw_per_s: How fast the limit falls before and rises after; 0: at once.
     """
 
@@ -74,8 +83,10 @@ class Budget:
         domains: The first is the site, with all nodes. Others may be nested: a rack within a row.
         floors_mw: Sum of the minimum limits of each listed node's GPUs. List a node before it
             boots.
+        leaving: Nodes that stay at their floor so that they can be removed.
         standing_mw: The site's limit outside of all events; None: there are none. Nodes only use
             the first domain's limit, which the leading allocator writes.
+        events: Present and future events, see `schedule`.
 
     Raises:
         ValueError: A domain's limit is below its floors and reserve, or the first lacks a node.
@@ -128,7 +139,9 @@ class Grant:
     """The grant of one node.
 
     Attributes:
+        epoch: Number that increases with each change. A heartbeat confirms it.
         limit_mw: Bound on the sum of the node's limits.
+        high_mw: The largest of the grants that the node may still apply.
     """
 
     epoch: int
@@ -141,8 +154,10 @@ class Plan:
     """All grants; only the leading allocator writes it.
 
     Attributes:
+        token: Token of the leader that wrote it.
         spare_mw: `Budget.spare_mw` of its budget. Grants exceed the floors by at most that in each
             domain.
+        grants: Grants by node. A node without a grant holds its floor.
     """
 
     token: int
@@ -155,7 +170,14 @@ class Heartbeat:
     """The report of a node.
 
     Attributes:
+        number: Number that increases with each heartbeat, even across restarts of the agent.
         epoch: Epoch of the newest grant that it knows; -1: none.
+        held_mw: Highest sum of limits that its GPUs may have, from what it has read.
+        floor_mw: Sum of its GPUs' minimum limits.
+        capacity_mw: Sum of its GPUs' maximum limits.
+        wanted_mw: Its demand.
+        stuck_mw: Power above the minimum of GPUs that cannot be lowered.
+        drawn_mw: Power that its GPUs draw.
     """
 
     number: int
@@ -173,8 +195,13 @@ class Work:
     """The GPUs of one node that work for the same job.
 
     Attributes:
+        job: Name of the job, which is the same on all its nodes.
+        kind: Product name of the GPUs.
+        gpus: Their positions on the node.
+        min_mw: Minimum limit of each.
         max_mw: Highest useful limit of each: its maximum, or the job's own limit.
         profile: The job's progress by limit; None: not known.
+        measuring: Whether it is measuring now and needs its highest limit.
         needs_mw: The limit below which it misses a latency objective; None: it has none.
     """
 
@@ -210,6 +237,12 @@ def obeyed_mw(node: str, plan: Plan | None, budget: Budget | None, floor_mw: int
     If the budget was reduced since the plan was made, nodes apply it at once, without an allocator:
     the power above the floor shrinks in the same ratio as the spare power of each of the node's
     domains.
+
+    Args:
+        node: Its name.
+        plan: None: there is none yet.
+        budget: None: there is none yet.
+        floor_mw: Sum of its GPUs' minimum limits.
     """
     if plan is None or budget is None or node not in plan.grants or node not in budget.floors_mw:
         return floor_mw

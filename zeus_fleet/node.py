@@ -26,6 +26,7 @@ class Ceilings:
     """Set the `fleet` ceilings of all GPUs.
 
     Attributes:
+        limits_mw: Limits by GPU.
         deadline_ns: Time, on the node's clock, from which on zeusd holds each GPU at its minimum. A
             command that arrives later does not raise any limit.
     """
@@ -39,6 +40,15 @@ class FleetNode:
 
     One command is carried out at a time: the next one follows only after `applied` or `failed`. All
     times are from a clock that counts during suspend (CLOCK_BOOTTIME).
+
+    Args:
+        name: The node's name in the budget.
+        gpus: The GPUs' ranges.
+        holds_mw: The highest power limit that each GPU may have now: its limit or its ceiling.
+        timing: The common times.
+        deadline_ns: Latest time at which zeusd lowers the GPUs by itself; 0: there is no `fleet`
+            ceiling.
+        number: Number of this node's newest heartbeat in the store.
     """
 
     def __init__(
@@ -123,7 +133,14 @@ class FleetNode:
     # ------------------------------------------------------------------------------------- zeusd
 
     def applied(self, holds_mw: Sequence[int], now_ns: int) -> Ceilings | None:
-        """Handles a command that zeusd has carried out."""
+        """Handles a command that zeusd has carried out.
+
+        Args:
+            holds_mw: The highest power limit that each GPU may have now. A GPU above its commanded
+                limit cannot be lowered; the others compensate for it, and each heartbeat tries
+                again.
+            now_ns: The time.
+        """
         commanded = self._commanded
         if commanded is None:
             return None

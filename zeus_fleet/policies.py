@@ -24,7 +24,12 @@ class Job:
     """GPUs of one kind with the same work; all get the same limit.
 
     Attributes:
+        gpus: Number of GPUs.
+        low_mw: Their minimum limit.
+        high_mw: Their maximum limit.
+        busy: Whether they compute.
         profile: Progress by limit; None: not known.
+        kind: Product name of the GPUs.
         needs_mw: The limit that its latency objective needs; None: it has none. No policy goes
             below it for other jobs. From `ClockStatus.needed_w` of `zeus.serving`.
     """
@@ -108,6 +113,11 @@ def water_filling(jobs: Sequence[Job], total_mw: int, floor: float = FLOOR) -> l
 
     A job with an unknown profile counts with the mean of the known ones, of the same kind of GPU if
     there are any. Without any profile it equals `busy`. Greedy on the upper concave envelopes.
+
+    Args:
+        jobs: All jobs, including idle GPUs.
+        total_mw: The total power.
+        floor: Minimum progress of each job, as a share of its progress under `busy`.
     """
     fair = busy(jobs, total_mw)
     curves = _curves(jobs)

@@ -16,6 +16,7 @@ class Profile:
     """Relative progress of a job by its GPUs' power limit.
 
     Attributes:
+        limits_mw: Increasing.
         progress: Progress at each limit; non-decreasing, 1 at the highest limit.
 
     Raises:
@@ -39,6 +40,9 @@ class Profile:
         """Builds a profile from the time of the same work at each limit.
 
         If a higher limit was measured as slower, which is noise, both get their mean.
+
+        Args:
+            times: Time by limit, mW.
         """
         limits = sorted(times)
         rates = monotone([1 / times[limit] for limit in limits])

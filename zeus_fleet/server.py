@@ -28,7 +28,12 @@ STATES = ("ok", "waits", "leaving", "stuck", "silent", "absent", "unreadable")
 
 
 class FleetMetrics(Collector):
-    """All metric families."""
+    """All metric families.
+
+    Args:
+        view: The newest view; None: etcd has not responded yet.
+        up: Whether the last request to etcd succeeded.
+    """
 
     def __init__(self, view: View | None, up: bool) -> None:
         self._view = view
@@ -113,7 +118,13 @@ class Reader(Protocol):
 
 
 class FleetServer(web.Application):
-    """The web application."""
+    """The web application.
+
+    Args:
+        store: The store with the budget.
+        every_s: Period of reading.
+        keep: Called with each view.
+    """
 
     def __init__(
         self, store: Reader, every_s: float = 1.0, keep: Callable[[View], None] | None = None

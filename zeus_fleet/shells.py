@@ -48,6 +48,14 @@ async def run_agent(
 
     It starts at the floor, even if etcd responds: it does not know what was granted to an earlier
     agent, and after a boot the driver's default is in force.
+
+    Args:
+        name: The node's name in the budget.
+        store: The store with plan and budget.
+        gpus: The node's GPUs.
+        timing: The common times.
+        clock: CLOCK_BOOTTIME.
+        ready: Called when all GPUs are at the floor.
     """
     timing = timing or Timing()
     await _begin(name, gpus, timing, clock)
@@ -143,7 +151,15 @@ async def run_allocator(
     jobs: ByJobs | None = None,
     clock: Callable[[], int] = clock_ns,
 ) -> None:
-    """Computes plans whenever it is elected, until it is cancelled."""
+    """Computes plans whenever it is elected, until it is cancelled.
+
+    Args:
+        name: Unique name of this allocator.
+        store: The store with the plan.
+        core: Computes plans.
+        jobs: The core's policy, if it divides a node's grant among its GPUs.
+        clock: CLOCK_BOOTTIME.
+    """
     advised: dict[str, dict[int, int]] = {}
     lease: int | None = None
     token: int | None = None

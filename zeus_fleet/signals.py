@@ -26,6 +26,9 @@ TIMEOUT_S = 10.0
 def fetch(source: str) -> bytes:
     """The present contents of a source.
 
+    Args:
+        source: A path, or an address that starts with http:// or https://.
+
     Raises:
         OSError: It cannot be read.
         ValueError: It is too large, or no regular file.
@@ -76,6 +79,12 @@ class _Signal(BaseModel):
 
 def merged(budget: Budget, label: str, events: Iterable[Event], now_s: float) -> Budget:
     """The budget with a source's present events instead of its previous ones.
+
+    Args:
+        budget: The present one.
+        label: The source's prefix of its events' names.
+        events: Its present events. Those that have ended are left out.
+        now_s: The time.
 
     Raises:
         ValueError: An event is not valid.

@@ -55,6 +55,7 @@ class Mix:
 
     Attributes:
         jobs: The jobs; the last one stands for the idle GPUs.
+        measured: The measured run of each but the last.
     """
 
     jobs: tuple[Job, ...]
@@ -67,6 +68,9 @@ class Result:
 
     Attributes:
         progress: Mean progress per busy GPU, relative to no limit.
+        worst: The lowest progress of any job.
+        drawn: Power drawn by busy GPUs and assigned to idle ones, as a share of the budget.
+        squeezed: Share of GPUs with a latency objective whose limit is below what it needs.
     """
 
     progress: float
@@ -101,7 +105,15 @@ def tables(cluster: str) -> list[Measured]:
 
 
 def mix(runs: Sequence[Measured], seed: int, known: float = 1.0, latency: float = 0.0) -> Mix:
-    """Random jobs on 512 GPUs, 85 % of them busy."""
+    """Random jobs on 512 GPUs, 85 % of them busy.
+
+    Args:
+        runs: The runs to choose from, by network.
+        seed: Random seed.
+        known: Share of the jobs whose profile is known.
+        latency: Share of the jobs with a latency objective: they need the limit at which their
+            network has `SERVING` of its progress.
+    """
     generator, serving = random.Random(seed), random.Random(~seed)
     low, high = runs[0].profile.limits_mw[0], runs[0].profile.limits_mw[-1]
     left = int(GPUS * BUSY)
@@ -162,7 +174,16 @@ def compare(
     known: float = 1.0,
     latency: float = 0.0,
 ) -> dict[float, dict[str, Result]]:
-    """Mean results of all mixes, by budget (as a share of the sum of maxima) and policy."""
+    """Mean results of all mixes, by budget (as a share of the sum of maxima) and policy.
+
+    Args:
+        cluster: One of `CLUSTERS`.
+        shares: Budgets.
+        seeds: Random seeds of the mixes.
+        policies: `policy(mix, total_mw)` by name.
+        known: Share of the jobs whose profile is known.
+        latency: Share of the jobs with a latency objective.
+    """
     runs = tables(cluster)
     mixes = [mix(runs, seed, known, latency) for seed in seeds]
     found: dict[float, dict[str, Result]] = {}

@@ -43,7 +43,12 @@ class StoreUnavailable(Exception):
 
 
 class _Kept(Generic[T]):
-    """A cached value that consists of one or more keys and is written as a whole."""
+    """A cached value that consists of one or more keys and is written as a whole.
+
+    Args:
+        names: Names of the keys; the first is written whenever any of them is.
+        parse: Parses their contents; keys that do not exist are left out.
+    """
 
     def __init__(self, names: Sequence[str], parse: Callable[[Sequence[bytes]], T]) -> None:
         self.names = names
@@ -56,7 +61,11 @@ class _Kept(Generic[T]):
         self.revision, self._value = 0, None
 
     def read(self, answer: Any) -> T | None:
-        """The present value; None: there is none."""
+        """The present value; None: there is none.
+
+        Args:
+            answer: etcd's reply to `Store._if_moved`.
+        """
         if not answer.succeeded:
             found = [one.response_range.kvs for one in answer.responses]
             self._value = self._parse([kvs[0].value for kvs in found if kvs]) if found[0] else None
@@ -66,6 +75,12 @@ class _Kept(Generic[T]):
 
 class Store:
     """The requests of agents, allocators and operators to etcd.
+
+    Args:
+        endpoints: `host:port` of members; the next is tried when one fails.
+        prefix: Prefix of all keys.
+        tls: None: connections are not encrypted.
+        timeout_s: Time limit of one request to etcd.
 
     Raises:
         ValueError: An endpoint is not valid, or a TLS file cannot be used.
@@ -142,6 +157,11 @@ class Store:
         """Stores a heartbeat, and reads the node's data at the same revision.
 
         etcd sends plan and budget only if they were written since this object last read them.
+
+        Args:
+            node: Its name.
+            beat: The heartbeat.
+            works: Its work; None: unchanged.
 
         Returns:
             None if the store has a newer heartbeat of this node.
@@ -231,7 +251,13 @@ class Store:
     async def commit(
         self, commit: Commit, revisions: dict[str, int], before: Plan | None = None
     ) -> bool:
-        """Writes a plan if its inputs have not changed."""
+        """Writes a plan if its inputs have not changed.
+
+        Args:
+            commit: What to write and to compare.
+            revisions: Revisions of the nodes, from the same `read` as the commit.
+            before: The plan that it replaces, from the same `read`; equal parts are not written.
+        """
         known, wanted = wire.pieces_of(before), wire.pieces_of(commit.plan)
         moved = {one: wanted.get(one, b"{}") for one in known.keys() | wanted.keys()}
         moved = {one: value for one, value in moved.items() if known.get(one) != value}

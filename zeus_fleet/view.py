@@ -16,10 +16,18 @@ class NodeView:
 
     Attributes:
         name: The node's name in the budget.
+        floor_w: Sum of its GPUs' minimum limits.
         capacity_w: Sum of their maximum limits; 0: not known.
+        granted_w: Its grant.
         held_w: Highest sum of limits that its GPUs may have: its floor if it has been silent for
             long.
+        drawn_w: Power drawn at the last heartbeat.
+        wanted_w: Its demand.
+        stuck_w: Power above the minimum of GPUs that cannot be lowered.
         silent_s: Time since its last heartbeat was seen; None: there was none.
+        leaving: Whether it must stay at its floor.
+        jobs: Names of its jobs.
+        reclaimed: Whether it has been silent for so long that its power was granted to others.
         unreadable: Why what it wrote cannot be read; empty: it can.
     """
 
@@ -72,7 +80,11 @@ class View:
     """The state of the fleet at one instant.
 
     Attributes:
+        at_s: Seconds since 1970.
         standing_w: The site's limit outside of events.
+        domains: The first is the site.
+        nodes: Nodes by name.
+        busy_gpus: GPUs of jobs.
         lost_gpus: Loss of progress because of limits, in GPUs, by the jobs' profiles; unknown ones
             count with the mean. Computed, not measured.
         events: Present and future events: name, limit in W, start, end.
@@ -99,7 +111,13 @@ class Watcher:
         self._heard: dict[str, tuple[int, float]] = {}
 
     def look(self, read: Snapshot, now_s: float, wall_s: float) -> View:
-        """The present view."""
+        """The present view.
+
+        Args:
+            read: The contents of the store.
+            now_s: Time on a monotonic clock.
+            wall_s: Seconds since 1970.
+        """
         nodes = tuple(self._node(name, read, now_s) for name in sorted(read.budget.floors_mw))
         by_name = {node.name: node for node in nodes}
         domains = tuple(

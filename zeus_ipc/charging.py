@@ -64,7 +64,12 @@ _ORDER = tuple(Bounds)
 
 
 def bounds_of(methods: Iterable[str], meet: bool = False) -> Bounds:
-    """Returns the basis of a sum's bounds: of several methods, the least certain one."""
+    """Returns the basis of a sum's bounds: of several methods, the least certain one.
+
+    Args:
+        methods: By name; an unknown one counts as the least certain.
+        meet: Whether the bounds are equal: if both are certain, the sum is exact.
+    """
     known = {method.value: BOUNDS[method] for method in Method}
     kinds = [known.get(one, _ORDER[-1]) for one in methods]
     found = max(kinds, key=_ORDER.index, default=Bounds.EXACT)

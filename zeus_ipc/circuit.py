@@ -52,6 +52,9 @@ _UNANSWERED = (ErrorCode.SHUTTING_DOWN, ErrorCode.QUIESCED, ErrorCode.OVERLOADED
 def bounded(wait_s: float = WAIT_S) -> Iterator[None]:
     """Limits how long this thread's calls within it wait for a daemon, all calls of a client
     together.
+
+    Args:
+        wait_s: Seconds.
     """
     token = _limit_s.set(wait_s)
     try:
@@ -64,6 +67,9 @@ def bounded(wait_s: float = WAIT_S) -> Iterator[None]:
 def not_before(time_s: float) -> Iterator[None]:
     """Declares that values requested within it do not exist before this time: waiting for it is not
     a delay.
+
+    Args:
+        time_s: Seconds of CLOCK_MONOTONIC.
     """
     token = _not_before_s.set(time_s)
     try:
@@ -84,7 +90,11 @@ def unanswered(error: BaseException | None) -> bool:
 
 
 class Circuit:
-    """Closed while a daemon answers, open while it does not."""
+    """Closed while a daemon answers, open while it does not.
+
+    Args:
+        probe: Makes a request and waits for the reply without a bound; a bound method, kept weakly.
+    """
 
     def __init__(self, probe: Callable[[], object]) -> None:
         self._probe = weakref.WeakMethod(probe)

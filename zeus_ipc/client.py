@@ -173,6 +173,7 @@ class Client(Closing):
         Args:
             source: UUID of a GPU, `cpu:0`, `dram:0`.
             domain: See `Domain` for the units.
+            start_ns: Oldest time.
             end_ns: Newest; None: no bound.
         """
         end_ns = NO_END_NS if end_ns is None else end_ns
@@ -195,6 +196,7 @@ class Client(Closing):
         sensors.
 
         Args:
+            gpus: UUIDs.
             buffer: Samples kept for the reader; if it is full, samples are dropped, and counted.
 
         Raises:
@@ -226,7 +228,10 @@ class Client(Closing):
         """Sets any control. `set_power_limit` and the like do the same for one control each.
 
         Args:
+            gpus: UUIDs.
+            control: Which.
             value: `[mW]`, `[min MHz, max MHz]`, `[0]` or `[1]`, or `[profile, ...]`.
+            block: As for `set_power_limit`.
             together: Allow it even if a conflicting control of the GPU is leased: a power profile
                 beside a power limit or locked clocks.
 
@@ -246,6 +251,7 @@ class Client(Closing):
         """Sets the power limit, mW, acquiring its lease if nobody holds it.
 
         Args:
+            gpus: UUIDs.
             power_limit_mw: Within the GPU's range and at most the site limit.
             block: Wait until it is set. If false, the call returns at once, and a later call that
                 waits raises `DeferredSetFailed` if it failed.
@@ -294,8 +300,11 @@ class Client(Closing):
         lease (`LeaseExpired`) can get it again only in this way.
 
         Args:
+            gpus: UUIDs.
+            controls: Which.
             ttl_s: How long they last without a heartbeat, within the site's bounds; None: the
                 site's default.
+            together: As for `set`.
 
         Returns:
             The restore target of each control, by UUID and control.
@@ -442,6 +451,8 @@ class Client(Closing):
         """Sets or removes a ceiling of the power limit; for administrators.
 
         Args:
+            gpus: UUIDs.
+            name: `fleet`, `persisted` or `job:ID`.
             power_limit_mw: The bound; None removes it.
             ttl_s: Then `fallback_mw` takes its place, unless it is set again before.
             until_boot_ns: The same as an instant of CLOCK_BOOTTIME. A request that reaches zeusd
@@ -474,6 +485,7 @@ class Client(Closing):
         restart of zeusd discards it.
 
         Args:
+            gpus: UUIDs.
             progress: Relative speed by limit in mW, 1 at the highest; None: unknown.
             measuring: Whether this process measures now, and needs its highest limit for that.
             needs_mw: The limit below which it misses a latency objective; None: it has none.
@@ -508,8 +520,11 @@ class Client(Closing):
         """Charges the energy of GPUs to a job or pod from now on; for administrators.
 
         Args:
+            gpus: UUIDs.
             name: Slurm's job id, or `namespace/pod`.
+            kind: `job` or `pod`.
             run: Distinguishes runs of one job.
+            uid: The user to charge.
             weight: Its part beside other holders; 0: all of it, which ends other allocations.
             parts: Of how many parts that is; 0: as many as are held.
             control_group: Name of its control group, if it differs from `name`.
@@ -540,6 +555,7 @@ class Client(Closing):
 
         Args:
             name: Slurm's job id, or `namespace/pod`.
+            kind: `job` or `pod`.
             run: Only of this run; None: of every run.
             gpus: UUIDs; empty: all that it holds.
         """
@@ -562,6 +578,7 @@ class Client(Closing):
             edges: Ends of the intervals: UTC seconds, ascending, multiples of `BUCKET_S`.
             by: `user`, `job`, `pod`, `namespace`, `account`, `process`, `gpu` or
                 `total`.
+            uid: Only of this user.
             name: Only of the job or pod of this name, or of the run with this SLUID.
             device: `gpu`, or `cpu`: energy of CPU packages.
             by_method: A sum for each method, whose bounds are of one kind.

@@ -46,10 +46,16 @@ _TIME = struct.Struct("@ll")  # struct timeval
 class Connection:
     """A connection. One thread at a time reads from it; any thread may send.
 
+    Args:
+        stream: A new socket.
+
     Attributes:
         push: Sends a frame with the flags `WITHOUT_WAITING`: all of it, or with BlockingIOError
             nothing.
         sent: Number of frames that were sent without waiting for a reply; count each after `push`.
+        read: How many of these the daemon is known to have read.
+        reading: Held while waiting for the daemon to read them.
+        reader: The thread that holds it.
         used_ns: When a request last ended, CLOCK_MONOTONIC; 0: none has.
     """
 
@@ -69,6 +75,10 @@ class Connection:
     def open(self, path: str, until_ns: int) -> None:
         """Connects, and waits for the daemon's part of the handshake. If it fails, the socket is
         closed at once: the error's frames keep this object until the next garbage collection.
+
+        Args:
+            path: The daemon's socket.
+            until_ns: When to give up, CLOCK_MONOTONIC.
 
         Raises:
             OSError: It cannot be reached, or has closed the connection.

@@ -82,11 +82,17 @@ class ControlSpec:
     """The complete definition of a control, the same for all vendors.
 
     Attributes:
+        control: Which control.
+        title: Its name in text, such as `power limit`.
         shape: number: `(value,)`. range: `(min, max)`, or `()` for unlocked. switch: `(0,)` or
             `(1,)`. set: numbers of the chosen members, ascending. Several users share one set: a
             lease adds to it, and its restore removes what the lease added.
+        readable: Whether the device reports its value. If not, it can be neither verified nor
+            compared before a restore.
+        restore_order: Restores of one GPU begin in this order.
         unit: Unit in text; empty for a switch.
         scale: Number of the protocol's integers per `unit`.
+        largest: The largest integer that the protocol takes.
         rounding: A driver may round a value by less than this, in the protocol's integers.
         refused_target: What a restore does if the device no longer accepts its target: use the
             nearest value in the device's range, unlock, or retry.
@@ -100,6 +106,7 @@ class ControlSpec:
         metavar: Placeholder of the value in the option's help.
         help: Text of the option's help.
         members: Of a set: names by number. Others are named by their number.
+        member_prefix: Prefix of such a name.
     """
 
     control: Control

@@ -19,6 +19,12 @@ _SOCKET_WAIT_S = 0.2
 def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:
     """Ends a request whose time is over.
 
+    Args:
+        path: The daemon's socket.
+        deadline_ns: When that is, CLOCK_MONOTONIC.
+        sent: Whether the request was sent.
+        timeout_s: What the caller gave it.
+
     Raises:
         DaemonUnavailable: It is over; the message says why, as far as known.
     """
@@ -88,6 +94,9 @@ def access_remedy(path: str) -> str:
 def silent_daemon(path: str) -> str:
     """Says what is known about a daemon that does not answer, and what to do: the rest of a
     sentence.
+
+    Args:
+        path: Its socket.
     """
     pid = listener_of(path, _SOCKET_WAIT_S)
     if pid is None:

@@ -48,6 +48,10 @@ def wrong_host(host: str, names: Iterable[str] = ()) -> str | None:
     """Why a request must not be answered that was sent to this host; None: it may be.
 
     Addresses, names without a dot and those of private networks are no names of other sites.
+
+    Args:
+        host: The header `Host`; empty: none, as only programs send.
+        names: Further names of the server.
     """
     name = _name(host)
     given = {_name(one.strip()) for one in (*os.environ.get(HOSTS, "").split(","), *names)}
@@ -85,6 +89,11 @@ class WebServer(ThreadingMixIn, WSGIServer):
 
     Slow clients delay nobody: beyond the bound, the oldest connection of the host with most makes
     room.
+
+    Args:
+        host: The address to listen on.
+        port: Its port; 0: any.
+        app: The application.
 
     Raises:
         OSError: The address cannot be listened on.

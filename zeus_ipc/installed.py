@@ -15,6 +15,9 @@ def overlap(package: str) -> str | None:
     """Checks whether ml-energy/zeus is installed in the same folder, and which of the two is
     imported.
 
+    Args:
+        package: The folder of `zeus`.
+
     Returns:
         A sentence that says what to do; None if it is not.
     """

@@ -78,6 +78,8 @@ class Operation(Generic[R]):
     """One operation.
 
     Attributes:
+        request: The class of the request.
+        result: The class of the result: one in all, or one for each GPU or source.
         each: The field of the reply that holds the results by name; empty: there is only one.
     """
 

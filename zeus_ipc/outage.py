@@ -7,7 +7,16 @@ import time
 
 
 class Outage:
-    """Something that is used again and again and may not answer for a while."""
+    """Something that is used again and again and may not answer for a while.
+
+    Args:
+        log: Where to log.
+        over: What to log when it answers again; empty: nothing.
+        again_s: Log the failure again after this many seconds; None: once until it is over.
+
+    Attributes:
+        lasts: Whether the last use failed.
+    """
 
     def __init__(
         self, log: logging.Logger, over: str = "", *, again_s: float | None = None

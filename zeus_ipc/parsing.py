@@ -75,6 +75,11 @@ def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
 def parse(data: bytes | str, most: int = MAX_BYTES, decode: Callable[[str], Any] = _decode) -> Any:
     """Parses a text: JSON, or another format by its decoder.
 
+    Args:
+        data: The text; UTF-8.
+        most: Its largest size, bytes.
+        decode: The decoder; may raise ValueError or RecursionError.
+
     Raises:
         Malformed: It is too large or not valid, or has a number or nesting beyond the bounds.
     """
@@ -113,6 +118,12 @@ def read_file(
     trust: Callable[[os.stat_result], bool] | None = None,
 ) -> bytes:
     """Reads a regular file, and nothing else: a FIFO or device may never answer.
+
+    Args:
+        path: The file.
+        most: Its largest size, bytes.
+        trust: Whether its owner and mode may be trusted, and links are not followed; None: anyone's
+            file is read.
 
     Raises:
         OSError: It cannot be opened or read.

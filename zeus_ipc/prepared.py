@@ -47,6 +47,10 @@ def holds(client: Client, gpu: str, control: str) -> bool:
 class PreparedClocks:
     """Locks one GPU's graphics clock without waiting. Needs a lease from `Client.acquire`. If a set
     fails, a later call of the client that waits raises `DeferredSetFailed`.
+
+    Args:
+        client: A `sibling`. Its connection is used.
+        gpu: UUID.
     """
 
     def __init__(self, client: Client, gpu: str) -> None:
@@ -60,7 +64,11 @@ class PreparedClocks:
         self._line: Connection | None = None
 
     def prepare(self, clocks: Mapping[int, int]) -> None:
-        """Encodes the requests."""
+        """Encodes the requests.
+
+        Args:
+            clocks: The clock, MHz, for each argument of `lock`.
+        """
         with self._guard:
             self._clocks.update(clocks)
             self._encode()
@@ -82,6 +90,9 @@ class PreparedClocks:
     def lock(self, clock: int) -> bool:
         """Locks the clock with one system call. This is the cost per instruction, with cold
         processor caches; so it does nothing else.
+
+        Args:
+            clock: As in `prepare`.
 
         Returns:
             Whether it was sent; if not, nothing can be sent at the moment.

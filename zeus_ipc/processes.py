@@ -24,6 +24,9 @@ def has_sys_admin(pid: int | str = "self") -> bool:
 
     With zeusd only zeusd needs it.
 
+    Args:
+        pid: The process; this one by default.
+
     Raises:
         OSError: It is gone; /proc is not mounted, or is another system's.
     """
@@ -50,6 +53,10 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
 def listener_of(path: str, wait_s: float) -> int | None:
     """Returns the process that listens at a Unix socket; None if nobody does, or it is not visible
     from here.
+
+    Args:
+        path: The socket.
+        wait_s: How long to wait for a connection.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(wait_s)
@@ -64,6 +71,14 @@ def listener_of(path: str, wait_s: float) -> int | None:
 class UnixListener:
     """A listening Unix socket. Its path appears when clients can connect to it, with its mode and
     group, and replaces a socket that was left behind.
+
+    Args:
+        path: Its path; for a moment it has a `~` at the end.
+        kind: Its type, such as `socket.SOCK_STREAM`.
+        mode: Its permission bits.
+        backlog: Length of the queue of pending connections.
+        gid: The group that owns it; -1: the process's own.
+        prepare: Called with the socket before it listens.
 
     Attributes:
         socket: The socket; it does not block.

@@ -11,6 +11,11 @@ def is_missing(program: str, error: OSError, path: str | None = None) -> bool:
 
     If a folder of the PATH cannot be searched and no other folder has the program, `subprocess`
     raises PermissionError. A shell says "command not found", and ends with 127.
+
+    Args:
+        program: Its name, or its path.
+        error: What `subprocess` raised.
+        path: The PATH that was searched; None: this process's.
     """
     if isinstance(error, PermissionError) and os.path.dirname(program):
         return False

@@ -130,6 +130,7 @@ class SimulatedWork(Closing):
     """A stream of work on simulated GPUs.
 
     Args:
+        path: The devices' socket, `NodeInfo.simulated`.
         gpus: UUIDs; several advance in lock step.
         workload: A name in the catalog, such as `nsdi23/v100/imagenet/resnet50/adadelta/32`. One
             stage's instructions: `perseus/a100/gpt3-175b/stage3`, or from your own profile:
@@ -197,7 +198,11 @@ class SimulatedWork(Closing):
 
 
 class SimulatedNode:
-    """An experimenter's control of a simulated node: inject faults, and read the true energy."""
+    """An experimenter's control of a simulated node: inject faults, and read the true energy.
+
+    Args:
+        path: The devices' socket, `NodeInfo.simulated`.
+    """
 
     def __init__(self, path: str) -> None:
         self._devices = _DeviceSocket(path)
@@ -221,6 +226,7 @@ class SimulatedNode:
         """Makes the driver deviate from requests on one GPU, until `clear_faults`.
 
         Args:
+            gpu: NVML index.
             quirks: `round_to_mw`, `round_up`, `clamp_mw` (smallest, largest), `ignored_sets`
                 (-1: all), `delay_s` and `stale_reads`, as
                 `zeusd.devices.simulated.gpu.Quirks` has them.

@@ -51,6 +51,9 @@ class SocketTransport(Transport):
 
     Shared by threads. It survives the daemon's restarts, and `fork`: a child never touches the
     connections that it inherited, and opens its own.
+
+    Args:
+        path: The daemon's Unix socket.
     """
 
     used = False
@@ -111,6 +114,10 @@ class SocketTransport(Transport):
 
     def line(self, until_ns: int, timeout_s: float) -> Connection:
         """The connection for what is sent without waiting. Waits only to open it.
+
+        Args:
+            until_ns: When to give up, CLOCK_MONOTONIC.
+            timeout_s: The caller's time limit, for the error's text.
 
         Raises:
             DaemonUnavailable: It cannot be opened, or this was closed.

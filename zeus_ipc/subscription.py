@@ -24,7 +24,13 @@ _SILENT_NS = 5_000_000_000
 
 
 class ZmqSubscription(Subscription):
-    """Samples from a daemon's XPUB socket. It survives the daemon's restarts."""
+    """Samples from a daemon's XPUB socket. It survives the daemon's restarts.
+
+    Args:
+        path: The socket.
+        names: Topics.
+        buffer: See `Transport.subscribe`.
+    """
 
     def __init__(self, path: str, names: Sequence[str], buffer: int) -> None:
         diagnose(path)

@@ -99,6 +99,11 @@ def read(
 ) -> Iterator[tuple[str, Row]]:
     """Reads a table's rows, each with its place for messages, such as `power.csv, line 7`.
 
+    Args:
+        source: The table.
+        row: Kind of the rows; it may raise ValueError.
+        aliases: Other names of columns.
+
     Raises:
         TableError: It cannot be read, or a cell is wrong.
         ImportError: Parquet needs pyarrow.
@@ -134,6 +139,10 @@ def read_columns(
 def read_lines(path: PathLike, *kinds: Any) -> Iterator[tuple[str, Any]]:
     """Reads JSON lines, each with its place. A last line without its end is left out: its writer
     was stopped, or is writing it.
+
+    Args:
+        path: The file.
+        kinds: Kinds of lines: the first whose first field is there, else the last.
 
     Raises:
         TableError: It cannot be read, or a line is of no such kind.
@@ -192,6 +201,12 @@ def write(
 ) -> None:
     """Writes a table: Parquet if the path ends with `.parquet`, else CSV, compressed if it ends
     with `.gz` or `.xz`. The file appears under its name once it is complete.
+
+    Args:
+        path: The file.
+        kinds: The columns, and whether they are int, float, str or bool.
+        rows: The rows; None: no value.
+        is_parquet: Whether it is Parquet, whatever its name.
 
     Raises:
         OSError: It cannot be written.

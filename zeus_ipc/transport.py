@@ -26,6 +26,10 @@ class Transport(Protocol):
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Sends a request and waits for its reply.
 
+        Args:
+            message: All of the request but `id` and `deadline_ns`.
+            timeout_s: Seconds to wait, for the connection and for the reply together.
+
         Raises:
             DaemonUnavailable: Nobody listens, or the daemon did not answer in time.
         """
@@ -38,7 +42,13 @@ class Transport(Protocol):
         """
 
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
-        """Opens a subscription to the samples of these sources."""
+        """Opens a subscription to the samples of these sources.
+
+        Args:
+            names: Their UUIDs.
+            path: The daemon's socket for subscribers, as `NodeInfo.stream` has it.
+            buffer: Samples that wait for their reader; of more, the newest are lost.
+        """
 
     def close(self) -> None:
         """Ends the connection."""

@@ -32,7 +32,12 @@ def group_name(gid: int) -> str:
 
 
 def named(text: str, indices: Mapping[str, int]) -> str:
-    """Replaces user ids and UUIDs in a message of zeusd by names and indices."""
+    """Replaces user ids and UUIDs in a message of zeusd by names and indices.
+
+    Args:
+        text: The message.
+        indices: Index of each GPU, by UUID.
+    """
     for uuid, index in indices.items():
         text = text.replace(uuid, f"GPU {index}")
     return re.sub(r"\buser ([0-9]+)\b", lambda found: f"user {user_name(int(found[1]))}", text)

@@ -45,7 +45,12 @@ def matching(pattern: str, rule: str) -> AfterValidator:
 
 
 def explain(fault: Any, *skip: object) -> str:
-    """Describes one of pydantic's errors."""
+    """Describes one of pydantic's errors.
+
+    Args:
+        fault: An item of `ValidationError.errors()`.
+        skip: Parts of its location that its reader does not know.
+    """
     where = ".".join(str(part) for part in fault["loc"] if part not in skip)
     text = re.sub("^Value error, | or (object|instance) .*", "", fault["msg"])
     return f"{where}: {text}" if where else text

@@ -48,7 +48,12 @@ PING = command(b"PING", b"\0\0")
 
 
 class Replies:
-    """The bodies of the messages that a ROUTER sends, from the bytes of one connection."""
+    """The bodies of the messages that a ROUTER sends, from the bytes of one connection.
+
+    Attributes:
+        ready: Whether the handshake is over.
+        pongs: Number of received PONG commands.
+    """
 
     def __init__(self) -> None:
         self.ready = False

@@ -61,6 +61,8 @@ class GPU(OfProcess, _CamelCase):
     """One GPU of this node.
 
     Args:
+        client: Its node.
+        info: Its constant properties.
         seen: Number of its partitions that this process sees; None: all.
 
     Attributes:

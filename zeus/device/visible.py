@@ -98,6 +98,11 @@ def visible_gpus(
 
     A partitioned AMD GPU occurs once for each visible partition.
 
+    Args:
+        gpus: The node's GPUs in NVML order.
+        env: The process's environment.
+        simulated: The node is simulated: without CUDA, the order is NVML's.
+
     Raises:
         ZeusGPUInitError: The list names MIG instances, its indices are ambiguous on this node, or
             PyTorch computes on GPUs of another vendor.

@@ -10,7 +10,11 @@ Event = TypeVar("Event", bound=Callable[..., None])
 
 
 def guarded(event: Event) -> Event:
-    """A method that never raises: its object's `_failed` gets the error instead."""
+    """A method that never raises: its object's `_failed` gets the error instead.
+
+    Args:
+        event: Method of a class that has `_failed(error: Exception) -> None`.
+    """
 
     @functools.wraps(event)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:

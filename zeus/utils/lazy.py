@@ -10,6 +10,11 @@ from typing import Any
 def needed(module: str, what: str, extra: str) -> Any:
     """Imports a module.
 
+    Args:
+        module: Its name.
+        what: What needs it.
+        extra: The extra of this package that includes it.
+
     Raises:
         ImportError: It is not installed; the message says how to install it.
     """
@@ -21,7 +26,12 @@ def needed(module: str, what: str, extra: str) -> Any:
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns a package's `__getattr__`."""
+    """Returns a package's `__getattr__`.
+
+    Args:
+        package: Its `__name__`.
+        homes: The module of the package for each name.
+    """
 
     def find(name: str) -> Any:
         if name not in homes:

@@ -19,6 +19,7 @@ class ControlCalls:
 
     Attributes:
         offered: Whether a GPU has it; raises `DeviceError` while that is not known.
+        write: Sets it.
         read: Reads it; None: the vendor's library cannot read it.
         range: Smallest and largest integer that it accepts now; None: there is no range.
     """

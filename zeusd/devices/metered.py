@@ -34,6 +34,9 @@ _OF_THE_NODE = frozenset({"init", "shutdown", "driver_version", "device_count", 
 class MeteredBackend:
     """Implements `zeusd.devices.port.Backend` with another backend.
 
+    Args:
+        nvml: The backend that does the work.
+
     Attributes:
         failing: Since when all calls about GPUs have failed, although none is lost (CLOCK_MONOTONIC
             time, ns), and the first error; None: one has succeeded since.

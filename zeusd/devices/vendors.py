@@ -30,6 +30,7 @@ class Options:
         nvidia_library: The libnvidia-ml to load; None: libnvidia-ml.so.1.
         nvidia_module: Directory of NVIDIA's kernel module.
         amd_library: The libamd_smi to load; None: the first one found.
+        sysfs: Where sysfs is mounted.
     """
 
     nvidia_library: str | None = None
@@ -44,6 +45,9 @@ class FoundBackend:
 
     The choice is made at each first `init`, because a driver may be loaded later. A library in the
     configuration decides; otherwise the GPUs on the PCI bus; without GPUs it is NVIDIA.
+
+    Args:
+        options: The vendors' configuration.
 
     Attributes:
         driver: The journal's entry on how to reach the driver.

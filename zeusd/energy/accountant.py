@@ -55,8 +55,11 @@ class Span:
     """A fact that held from one instant to another.
 
     Attributes:
+        fact: Its kind.
+        begin_ns: First instant, ns of CLOCK_MONOTONIC.
         end_ns: The instant after the last; NEVER_NS: it still holds.
         claim: The claim of HOLDER, PRESENT, USED and SLICES; see `split.Situation`.
+        reason: The reason of UNKNOWN and EXCLUDED.
         process: The account's process, for PRESENT, USED and SLICES; None: not known.
     """
 
@@ -116,7 +119,11 @@ class Settlement:
     """The result of one settlement.
 
     Attributes:
+        rows: The charges.
         metered: The GPU's energy by bucket, from the meter.
+        position: Start of the next settlement.
+        processes: Rows by process, as far as known.
+        divided: The part of the rows that is divided among `processes`.
     """
 
     rows: dict[Key, Row]
@@ -151,6 +158,7 @@ class Accountant:
     """The account of one GPU.
 
     Attributes:
+        position: The instant until which energy has been charged.
         spans: Facts about the time since; more may be added until it is settled.
     """
 
@@ -171,7 +179,15 @@ class Accountant:
         observed: Iterable[Span] = (),
         idle_uw: int = 0,
     ) -> Settlement:
-        """Charges the energy since the position."""
+        """Charges the energy since the position.
+
+        Args:
+            until_ns: A time that the meter's readings cover.
+            energy_uj: The meter at any time up to then.
+            offset_ns: UTC minus CLOCK_MONOTONIC, for the names of the buckets.
+            observed: Further facts about this time; UNKNOWN: the meter was not read.
+            idle_uw: The GPU's power when nobody uses it; 0: not known.
+        """
         begin_ns, begin_uj = self.position
         until_ns = max(begin_ns, until_ns)
         observed = [*observed]

@@ -70,7 +70,15 @@ class Channel:
     Most readings show only that the counter has grown. Their energy is computed later, for all
     since the last row at once, or when it is asked for.
 
+    Args:
+        now_ns: The time.
+        history: History for the ticks; continues one from an earlier process.
+        architecture: NVML's number.
+        name: Product name.
+        limit_mw: Its highest power limit.
+
     Attributes:
+        slow: Values that are read once a second.
         sampled_ns: End of the driver's last sample of power; None: it has none that can be used.
     """
 

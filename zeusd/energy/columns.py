@@ -34,7 +34,16 @@ def _padded(size: int) -> int:
 
 
 class Ring:
-    """The newest rows of a table. Each row has a fixed number, counted from 0."""
+    """The newest rows of a table. Each row has a fixed number, counted from 0.
+
+    Args:
+        columns: The columns of a row.
+        capacity: Number of rows that are kept.
+        memory: `size_of` bytes; rows that they contain are kept. One ring may append to them.
+
+    Attributes:
+        end: Number of the next row.
+    """
 
     def __init__(self, columns: Sequence[Column], capacity: int, memory: memoryview) -> None:
         self.capacity = capacity

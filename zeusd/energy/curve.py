@@ -69,7 +69,16 @@ class Energy(NamedTuple):
 
 
 class EnergyCurve:
-    """One device's energy over time."""
+    """One device's energy over time.
+
+    Args:
+        history: Its ticks.
+        window_ns: Part before each tick that the sensor measures; None: all of it.
+        ceiling_mw: Highest power that it may draw.
+        resolution_mw: Resolution of the power that its energy is integrated from.
+        error_ns: Error of a tick's time.
+        least_mw: Lowest power of any tick so far.
+    """
 
     def __init__(
         self,
@@ -167,7 +176,16 @@ class EnergyCurve:
         aligned: bool,
         joins: tuple[bool, bool] = (False, False),
     ) -> Energy:
-        """Energy between two instants."""
+        """Energy between two instants.
+
+        Args:
+            begin_ns: First.
+            end_ns: Second.
+            aligned: Whether the GPU was idle, apart from the measured work, just before the first
+                and just after the second.
+            joins: Whether another window ends at the first, and whether one begins at the second:
+                then the GPU works on there.
+        """
         if end_ns <= begin_ns:
             return Energy(0, 0)
         h = self._h.recent

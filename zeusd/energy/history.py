@@ -80,6 +80,9 @@ class Slow(NamedTuple):
 class History:
     """The history of one device.
 
+    Args:
+        memory: `SIZE` bytes: zeros, or an earlier history.
+
     Attributes:
         ends_ns: The newest tick; 0: there is none.
     """

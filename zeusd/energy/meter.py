@@ -47,6 +47,8 @@ class SensorTiming(NamedTuple):
 
     Attributes:
         window_ns: Part of each tick that the counter counts, at its end; None: all of it.
+        power_window_ns: The same of the power reading, which stands in for an absent counter.
+        lag_ns: Age of the energy that a tick shows.
         error_ns: Error of a tick's time, with that of the lag (standard deviation).
     """
 
@@ -88,6 +90,9 @@ class Edge(NamedTuple):
     """A tick of a GPU's sensors.
 
     Attributes:
+        t_ns: When.
+        energy_uj: Energy until then, from an arbitrary start, microjoules.
+        level_mw: Power over the part of the tick that the sensor measured.
         power_mw: Reading of POWER_INSTANT, or the counter's mean over the tick if it covers more.
         counted_uj: The counter's energy until then, from the same start.
     """
@@ -100,7 +105,19 @@ class Edge(NamedTuple):
 
 
 class Meter:
-    """Accumulates one GPU's energy."""
+    """Accumulates one GPU's energy.
+
+    Args:
+        timing: What its readings cover.
+        last: The last state of an earlier meter, and the counter's value then, mJ.
+
+    Attributes:
+        timing: What its readings cover.
+        raw_mj: Last value of the counter.
+        epochs: How often the counter was reset.
+        stuck: Whether the counter is stopped although power is drawn.
+        ahead_mj: By how much the counter is ahead of what `integrate` assumes.
+    """
 
     def __init__(self, timing: SensorTiming, last: tuple[Edge, int | None] | None = None) -> None:
         self.timing = timing
@@ -164,7 +181,15 @@ class Meter:
         return self.stuck
 
     def advance(self, t_ns: int, period_ns: int, passed_ns: int, sensors: Sensors) -> Edge:
-        """Processes a reading that changed, or that did not although a change was due."""
+        """Processes a reading that changed, or that did not although a change was due.
+
+        Args:
+            t_ns: When.
+            period_ns: The update period.
+            passed_ns: Time since the last edge: a number of ticks, or any time if the sensors were
+                not read.
+            sensors: The present readings.
+        """
         last = self._last
         power_mw = sensors.power_instant_mw
         if last is None:

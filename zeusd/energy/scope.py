@@ -33,7 +33,11 @@ class Scope(str, Enum):
 
 
 class ScopeTest:
-    """Compares a counter with the GPU's and the module's power."""
+    """Compares a counter with the GPU's and the module's power.
+
+    Attributes:
+        verdict: What the counter counts. It is valid until the counter is reset.
+    """
 
     def __init__(self) -> None:
         self.verdict = Scope.GPU

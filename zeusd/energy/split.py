@@ -38,6 +38,7 @@ class Account(NamedTuple):
     """An account that energy is charged to.
 
     Attributes:
+        kind: Its kind.
         name: A job's id, `namespace/pod`, a unit, a container's id, or why nobody is charged.
         run: Distinguishes runs of one job: a restart count, or a SLUID.
         uid: The user who is charged; NOBODY: none.
@@ -71,6 +72,7 @@ class Claim(NamedTuple):
     """A claim on a GPU's energy.
 
     Attributes:
+        account: The account that has the claim.
         weight: Its weight relative to other claims. 0: it counts only if no other claim has a
             weight.
         of: Number of parts, if a GPU is divided into a fixed number of them; 0: it is not.
@@ -86,7 +88,13 @@ class Charge:
     """The charge of one account.
 
     Attributes:
+        account: The account.
+        method: How it was determined.
+        active_uj: Energy while the GPU worked.
+        idle_uj: Energy while the driver reported the GPU as idle.
         lower_uj: The account certainly used at least this.
+        upper_uj: The account certainly used no more than this.
+        ns: Time of the GPU.
     """
 
     account: Account
@@ -103,9 +111,14 @@ class Situation:
     """The facts about a GPU between two instants without a change.
 
     Attributes:
+        holders: Claims of those to whom it is allocated.
+        present: Claims of those who have processes on it.
         used: Use by account, as the driver measured it. Empty: not known.
+        slices: Sizes of the MIG instances on which accounts have processes, if their use is not
+            known.
         idle_uw: Its power when nobody uses it; 0: not known.
         listed: Whether its processes are known: an empty `present` then means that nobody used it.
+        idle: Whether the driver reported it as idle.
         unknown: Why its users are not known; counts only if nobody holds it.
         excluded: Why not even a holder is charged; empty: the holder is charged.
     """
@@ -130,6 +143,10 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 
     The rest of the division goes to the largest remainders. If no weight is above 0, the parts are
     equal.
+
+    Args:
+        total: The amount, not negative.
+        weights: At least one, none negative.
     """
     whole = sum(weights)
     if not whole:
@@ -145,7 +162,13 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def split(energy_uj: int, ns: int, situation: Situation) -> list[Charge]:
-    """Charges that add up to an energy and a time."""
+    """Charges that add up to an energy and a time.
+
+    Args:
+        energy_uj: What the GPU drew.
+        ns: The time in which it did.
+        situation: The facts about the GPU in that time.
+    """
     if situation.excluded:
         return [_nobody(unattributed(situation.excluded), energy_uj, ns)]
     if situation.holders:
@@ -243,7 +266,12 @@ def _nobody(account: Account, energy_uj: int, ns: int) -> Charge:
 
 
 def unread(charge: Charge, others_uj: int) -> Charge:
-    """A charge for a part of a time of which only the whole energy is known."""
+    """A charge for a part of a time of which only the whole energy is known.
+
+    Args:
+        charge: As if the power had been constant.
+        others_uj: What the other parts are charged.
+    """
     certain = BOUNDS[charge.method] is Bounds.EXACT
     method = Method.UNREAD if certain else charge.method
     return replace(charge, method=method, lower_uj=0, upper_uj=charge.upper_uj + others_uj)
@@ -254,6 +282,7 @@ class ChargedProcess(NamedTuple):
 
     Attributes:
         pid: In zeusd's pid namespace.
+        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
     """
 
     pid: int
@@ -266,7 +295,14 @@ def divide(
     used: Mapping[ChargedProcess, int],
     slices: Mapping[ChargedProcess, int],
 ) -> list[tuple[ChargedProcess, Charge]]:
-    """A charge for each process; they add up to the account's charge."""
+    """A charge for each process; they add up to the account's charge.
+
+    Args:
+        charge: The account's charge.
+        present: The account's processes, at least one.
+        used: The use by each of them, as the driver measured it; empty: not known.
+        slices: Sizes of their MIG instances, if their use is not known.
+    """
     if len(present) == 1:
         return [(present[0], charge)]
     method, weights, users = Method.EQUAL, [1] * len(present), len(present)

@@ -103,7 +103,10 @@ class Tick(NamedTuple):
     """The newest change of a sensor.
 
     Attributes:
+        t_ns: When it happened.
+        slop_ns: Largest error of `t_ns`.
         ticks: Ticks since the previous change, read or not; 0: the sensor changes all the time.
+        silent: Whether a change was due but the reading stayed the same.
     """
 
     t_ns: int
@@ -115,7 +118,12 @@ class Tick(NamedTuple):
 class TickTracker:
     """Tracks one sensor: receives each reading, and schedules the next one.
 
+    Args:
+        now_ns: The time.
+
     Attributes:
+        next_read_ns: When to read next.
+        latest_read_ns: Latest time for that reading.
         period_ns: The update period; None: not known yet.
     """
 
@@ -166,7 +174,13 @@ class TickTracker:
         self._read_at(t_ns + pause_ns)
 
     def observe(self, t_ns: int, changed: bool, took_ns: int = 0) -> Tick | None:
-        """Processes a reading that is the same as the last one, or another."""
+        """Processes a reading that is the same as the last one, or another.
+
+        Args:
+            t_ns: The middle of the reading.
+            changed: Whether it is another.
+            took_ns: How long it took; the value is of any time within.
+        """
         if self._failures > MAX_MISSES:
             self._restart(t_ns)  # it was not read for long
         self._failures = 0

@@ -53,7 +53,13 @@ _PROCESSES = 128
 
 
 class AmdBackend(TabledControls):
-    """Implements `zeusd.devices.port.Backend`."""
+    """Implements `zeusd.devices.port.Backend`.
+
+    Args:
+        library: The libamd_smi to load; None: the first one found.
+        sysfs_root: Where sysfs is mounted.
+        init_s: Time limit for initialising the library.
+    """
 
     def __init__(
         self, library: str | None = None, sysfs_root: str = sysfs.ROOT, init_s: float = INIT_S

@@ -27,7 +27,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """Clock ranges of a GPU, MHz."""
+    """Clock ranges of a GPU, MHz.
+
+    Attributes:
+        limits: Lowest and highest clock that each domain accepts.
+        now: The range in force of each.
+    """
 
     limits: dict[int, Span]
     now: dict[int, Span]

@@ -34,7 +34,12 @@ def microjoules(counter: int) -> int:
 
 
 class EnergyCounter:
-    """Follows one socket's counter."""
+    """Follows one socket's counter.
+
+    Attributes:
+        believed: Whether the counter agrees with the power reading. True until it does not.
+        changed: Whether `believed` changed with the last reading.
+    """
 
     def __init__(self) -> None:
         self.believed = True
@@ -49,6 +54,11 @@ class EnergyCounter:
 
     def energy_uj(self, t_ns: int, raw: int, power_w: int | None) -> int | None:
         """Energy of a reading, in uJ.
+
+        Args:
+            t_ns: When it was taken.
+            raw: The counter.
+            power_w: Power, from the reading beside it.
 
         Returns:
             None: there is no counter, as on the second die of an MI250, or it is not trusted.

@@ -88,8 +88,12 @@ class Buffer:
 class Library:
     """The loaded library.
 
+    Args:
+        path: The file; None: the first of `CANDIDATES` that loads.
+
     Attributes:
         version: Its first two numbers; the first is that of its SONAME.
+        layouts: The layouts of its structures.
 
     Raises:
         DeviceError: It was not found, or zeusd does not know the structures of its version.
@@ -183,7 +187,12 @@ class Library:
 
 
 class Opener:
-    """Loads and initialises the library on a thread, because the call may never return."""
+    """Loads and initialises the library on a thread, because the call may never return.
+
+    Args:
+        path: The library; None: the first one found.
+        within_s: Time limit.
+    """
 
     def __init__(self, path: str | None, within_s: float = INIT_S) -> None:
         self._path = path

@@ -21,6 +21,11 @@ class Socket:
 
     Attributes:
         partitions: Handles; the first one has the socket's settings.
+        address: PCI address without the function.
+        uuid: See `AmdBackend.uuid`.
+        card: Its folder in sysfs.
+        guard: Lock held while several calls make one change.
+        counter: Its energy counter.
         celsius: The library's units per degree Celsius; None: not known yet.
         nodes: Numbers of its partitions in the kernel's topology; empty: not known yet.
     """

@@ -12,12 +12,21 @@ def address(bdf: int, digits: int) -> str:
     """PCI address, such as `0000:07:00.0`, of the library's bit field.
 
     Partitions of a GPU share all but the last digit, which is the first partition's.
+
+    Args:
+        bdf: Function in bits 0 to 2, device 3 to 7, bus 8 to 15, domain from 16 on.
+        digits: Digits of the domain.
     """
     return f"{bdf >> 16:0{digits}X}:{bdf >> 8 & 0xFF:02X}:{bdf >> 3 & 0x1F:02X}.0"
 
 
 class Card:
-    """One PCI device."""
+    """One PCI device.
+
+    Args:
+        root: Where sysfs is mounted.
+        bdf: Its address as the library packs it.
+    """
 
     def __init__(self, root: str, bdf: int) -> None:
         self._folder = Path(root, "bus/pci/devices", address(bdf, 4).lower())

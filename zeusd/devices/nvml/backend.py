@@ -104,7 +104,14 @@ class _FieldPlan:
     """Which fields to request from a GPU, learnt from its replies.
 
     Attributes:
+        fields: The fields of the next batch.
+        batch: Whether the driver has the batched call at all.
+        values: The structures of the batch, reused for each call.
+        types: The types of their values, as the driver last returned them.
+        layout: Reads type, code and value of each.
+        guard: Lock held while the structures are in use.
         profiles: The GPU's workload power profiles, once they are known.
+        available: Fields that were ever available.
     """
 
     def __init__(self, fields: Sequence[_Field]) -> None:
@@ -164,7 +171,12 @@ class _FieldPlan:
 
 
 class NvmlBackend(TabledControls):
-    """Implements `zeusd.devices.port.Backend`."""
+    """Implements `zeusd.devices.port.Backend`.
+
+    Args:
+        library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
+        sysfs: Where sysfs is mounted.
+    """
 
     def __init__(self, library: str | None = None, sysfs: str = "/sys") -> None:
         self._library = library

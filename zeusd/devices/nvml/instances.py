@@ -20,7 +20,12 @@ _ABSENT = (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.INVALID_ARGUM
 
 
 class Instances:
-    """Reads the MIG devices of GPUs."""
+    """Reads the MIG devices of GPUs.
+
+    Args:
+        call: Calls a function of nvidia-ml-py.
+        pynvml: nvidia-ml-py, once it is loaded.
+    """
 
     def __init__(self, call: Callable[..., Any], pynvml: Callable[[], Any]) -> None:
         self._call = call

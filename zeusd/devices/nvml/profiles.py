@@ -63,7 +63,15 @@ class _Update(ctypes.Structure):
 
 
 class ProfileTable:
-    """The profiles that one GPU offers, and which of them are requested."""
+    """The profiles that one GPU offers, and which of them are requested.
+
+    Args:
+        call: Calls the library.
+        gpu: The GPU's handle.
+
+    Attributes:
+        profiles: The profiles that it offers, by number.
+    """
 
     def __init__(self, call: Call, gpu: Any) -> None:
         self._call = call

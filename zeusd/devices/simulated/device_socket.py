@@ -31,7 +31,12 @@ _NO_DESCRIPTOR_S = 0.05
 
 
 class DeviceServer:
-    """Serves a simulated node's devices on a SOCK_SEQPACKET Unix socket, on its own thread."""
+    """Serves a simulated node's devices on a SOCK_SEQPACKET Unix socket, on its own thread.
+
+    Args:
+        node: The devices.
+        path: Path of the socket; one that no process serves any more is replaced.
+    """
 
     def __init__(self, node: SimulatedBackend, path: str) -> None:
         self._node = node

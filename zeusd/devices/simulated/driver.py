@@ -27,6 +27,7 @@ class Fault:
     Attributes:
         code: The code that it returns instead; None: it works.
         count: How many calls it affects; None: all.
+        latency_s: Additional time of each call, s.
     """
 
     code: int | None
@@ -35,7 +36,13 @@ class Fault:
 
 
 class SimulatedDriver(TabledControls):
-    """The driver's part of `zeusd.devices.port.Backend`."""
+    """The driver's part of `zeusd.devices.port.Backend`.
+
+    Args:
+        specs: The GPUs, by index.
+        clock_ns: The time.
+        sleep: Called by calls that take time.
+    """
 
     def __init__(
         self,

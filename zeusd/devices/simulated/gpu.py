@@ -21,10 +21,13 @@ class Quirks:
 
     Attributes:
         round_to_mw: The limit is truncated to a multiple of this, as AMD's is to whole watts.
+        round_up: The limit is raised to a multiple of `round_to_mw` instead.
         clamp_mw: A limit outside this range is moved into it without an error; None: limits outside
             the GPU's range are errors.
         ignored_sets: Number of further sets, of any control, that report success without effect;
             -1: all.
+        delay_s: Delay after which a limit takes effect, s.
+        stale_reads: Number of reads after a set that still return the previous limit.
     """
 
     round_to_mw: int = 1
@@ -82,7 +85,14 @@ class Running(Protocol):
 
 
 class SimulatedGpu:
-    """The state of one GPU. Not thread-safe: the node's lock guards it."""
+    """The state of one GPU. Not thread-safe: the node's lock guards it.
+
+    Args:
+        spec: Its specification.
+        now_s: When the driver is loaded.
+        boot: Number of this driver load, so that phases differ between loads.
+        second: The other die of the card, whose power limit and sensors are part of this one's.
+    """
 
     def __init__(
         self, spec: GpuSpec, now_s: float, boot: int, second: SimulatedGpu | None = None
@@ -278,7 +288,14 @@ class SimulatedGpu:
         power_w: float | None = None,
         start_w: float | None = None,
     ) -> None:
-        """Moves power to its new steady state after settings or work changed."""
+        """Moves power to its new steady state after settings or work changed.
+
+        Args:
+            t_s: When they changed.
+            tau_s: Time constant of the move; 0: at once.
+            power_w: Power to move to; None: the steady state of the present settings and work.
+            start_w: Power to start from; None: the present power.
+        """
         point, last = self.steady_point(), self._power[-1][2]
         rests = last.start == last.end == point.power_w
         if point == self.point and rests and power_w is None and start_w is None:

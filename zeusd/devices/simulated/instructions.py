@@ -29,7 +29,13 @@ _DATA = files("zeusd.devices.simulated") / "data" / "perseus"
 
 @dataclass(frozen=True, slots=True)
 class InstructionTable(SimulatedWorkload):
-    """Time and mean power of one instruction by clock; its unit is one instruction."""
+    """Time and mean power of one instruction by clock; its unit is one instruction.
+
+    Attributes:
+        clocks_mhz: Ascending.
+        unit_s: Seconds at each.
+        power_w: Mean power at each.
+    """
 
     clocks_mhz: tuple[int, ...]
     unit_s: tuple[float, ...]
@@ -82,6 +88,7 @@ class Instructions:
 
     Attributes:
         tables: Tables by the instruction's name.
+        blocking_w: Power while nothing is queued.
     """
 
     tables: Mapping[str, InstructionTable]
@@ -106,6 +113,11 @@ def instructions_of(
     rows: Mapping[str, Sequence[Sequence[float]]], device: DeviceModel, blocking_w: float | None
 ) -> Instructions:
     """Instructions from rows of MHz, seconds and joules by name.
+
+    Args:
+        rows: The measurements.
+        device: The GPU that runs them.
+        blocking_w: Power while nothing is queued; None: the product's.
 
     Raises:
         ValueError: The rows are not valid measurements.

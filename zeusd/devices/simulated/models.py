@@ -36,6 +36,11 @@ class Sensor:
     """How a power sensor samples.
 
     Attributes:
+        tick_ms: Period at which the reading, and the energy counter, change.
+        window_ms: Time before a tick over which the reading is averaged.
+        quantum_mw: Resolution of the reading.
+        average: Whether it also has a mean over one second (POWER_AVERAGE).
+        dither: Whether consecutive readings always differ.
         counter_lag_ms: The counter counts everything until so long before its ticks (from, to:
             boards differ), and power is measured when it is read, at most once in a tick's time;
             None: both change at the same ticks, and cover the same part of them.
@@ -57,7 +62,10 @@ class Profile:
     """A workload power profile.
 
     Attributes:
+        profile: Its number.
         conflicts: Profiles that conflict with it; the one with the lower number is in force.
+        limit: It caps the GPU at this share of its largest power limit.
+        clock: It also caps the clock at this share of the highest one.
     """
 
     profile: int
@@ -71,6 +79,7 @@ class Superchip:
     """The parts of a GPU's module other than the GPU.
 
     Attributes:
+        gpus: How many GPUs a module has.
         rest_w: Power of its CPU, the CPU's memory and the regulators.
         memory_share: The part of the GPU's power that its memory draws.
         counts_module: Whether the GPU's energy counter counts the whole module.
@@ -87,16 +96,30 @@ class DeviceModel:
     """One product.
 
     Attributes:
+        key: Name in a simulation spec.
+        name: NVML product name.
+        architecture: NVML architecture number.
+        memory_mib: Device memory.
         power_limits_w: Smallest, default and largest power limit.
+        idle_w: Power without, and with, an open context.
+        idle_clock_mhz: Graphics clock when nothing runs.
         clocks_mhz: Graphics clocks at full memory clock, descending.
+        memory_clocks_mhz: Descending.
+        low_clock_max_mhz: Highest graphics clock at a memory clock of 405 MHz, if it has that one.
+        low_clock_min_mhz: Lowest graphics clock there, if it is not the lowest of all.
+        sensor: The power sensor.
+        energy_counter: Whether it has an energy counter (Volta and newer do).
         gpu_clocks: Whether graphics clocks can be locked.
         memory_clocks: Whether memory clocks can be locked.
         static_w: Power model: power of a busy GPU without dynamic power.
         vmin: Power model: relative voltage below the knee.
         knee: Power model: relative clock of the knee.
+        clock_table: Graphics clocks by memory clock, if known one by one.
         has_counter: Whether there is an energy counter; None: as on other GPUs of its architecture.
+        limit_step_mw: The driver truncates a power limit to a multiple of this.
         dies: How many GPUs share one power limit, sensor and counter; the first one reports them.
         superchip: The module that it is part of; None: it is on a board of its own.
+        profiles: Workload power profiles that it offers.
     """
 
     key: str

@@ -36,6 +36,11 @@ _NODE_CALLS = frozenset({"init", "shutdown", "driver_version", "device_count"})
 class SimulatedBackend(SimulatedSettings, SimulatedReadings):
     """Implements `zeusd.devices.port.Backend` without hardware. Thread-safe.
 
+    Args:
+        spec: The GPUs, or their specification (see `spec.parse_spec`).
+        clock_ns: The time; a `VirtualClock` in tests.
+        sleep: Called by calls that take time.
+
     Raises:
         ValueError: The specification is not valid.
     """
@@ -63,6 +68,11 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
         pid: int | None = None,
     ) -> Work:
         """Opens a context on each of these GPUs for one stream of work.
+
+        Args:
+            gpus: NVML indices.
+            workload: See `workloads.find_workload` and `instructions.find_instructions`.
+            pid: The process that the work belongs to, if not this one.
 
         Raises:
             ValueError: No such GPU or workload, or a GPU is busy with other work.
@@ -112,6 +122,13 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
         latency_s: float = 0.0,
     ) -> None:
         """Makes a call on one GPU fail or take long.
+
+        Args:
+            gpu: NVML index; None for `init`, `shutdown`, `driver_version`, `device_count`.
+            call: Name of the method, such as `sensors` or `set_power_limit`.
+            code: The code that it returns instead; None: it works, after `latency_s`.
+            count: How many times; None: until `clear_faults`.
+            latency_s: Additional time that it takes, s.
 
         Raises:
             ValueError: No such GPU or method, or an invalid time.

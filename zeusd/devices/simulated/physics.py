@@ -29,7 +29,14 @@ CLOCK_TAU_S = 0.015
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """A steady state."""
+    """A steady state.
+
+    Attributes:
+        rate: Units of work per second.
+        power_w: Average power.
+        clock_mhz: Graphics clock.
+        capped: Whether the power limit holds the clock down.
+    """
 
     rate: float
     power_w: float
@@ -43,6 +50,9 @@ class ModelLoad:
 
     Attributes:
         unit_s: T0, seconds per unit at full clock.
+        k: Share of the time that scales with the clock.
+        power_w: Pavg(1), average power at full clock.
+        burst: b, busy power over average power above static.
     """
 
     unit_s: float
@@ -87,7 +97,14 @@ def settle(
 
 
 class Relaxation:
-    """A quantity that moves exponentially from one value to another, and its integral."""
+    """A quantity that moves exponentially from one value to another, and its integral.
+
+    Args:
+        t0_s: When it starts.
+        start: Value then.
+        end: Value it approaches.
+        tau_s: Time constant; 0: at once.
+    """
 
     __slots__ = ("end", "start", "t0_s", "tau_s")
 

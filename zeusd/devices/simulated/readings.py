@@ -182,7 +182,14 @@ SPREAD_MW = 4_000
 def with_module(
     found: Sensors, gpu: SimulatedGpu, module: Iterable[SimulatedGpu], now_s: float
 ) -> Sensors:
-    """A GPU's readings with those of its memory and of its superchip."""
+    """A GPU's readings with those of its memory and of its superchip.
+
+    Args:
+        found: The reading of its own sensor.
+        gpu: The GPU.
+        module: All GPUs of the superchip.
+        now_s: The time.
+    """
     superchip = gpu.model.superchip
     assert superchip is not None
     noise = (gpu.sensor.last_tick_s * 1000 + 37 * gpu.spec.index) % 17 / 8 - 1

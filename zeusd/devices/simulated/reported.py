@@ -20,7 +20,13 @@ ALL_SEEN = 0.95
 
 @dataclass(frozen=True, slots=True)
 class ReportedGpu:
-    """One GPU of a report."""
+    """One GPU of a report.
+
+    Attributes:
+        model: The product as it was measured.
+        counts_all: Whether its counter includes what its power readings miss.
+        driver_version: The driver that it was measured on.
+    """
 
     model: DeviceModel
     counts_all: bool

@@ -39,7 +39,17 @@ energy."""
 
 
 class PowerSensor:
-    """The sensor of one GPU."""
+    """The sensor of one GPU.
+
+    Args:
+        sensor: How it samples.
+        energy_at: True energy (J) until a time (s), for any time since the last reading.
+        start_s: When the driver was loaded.
+        gain: Ratio of reading to true power.
+        chance: Random source of phase and noise.
+        counter_mj: Start value of the energy counter.
+        counts_all: Whether the counter also counts what falls outside the windows.
+    """
 
     def __init__(
         self,

@@ -30,10 +30,19 @@ class GpuSpec:
     """One simulated GPU.
 
     Attributes:
+        model: The product.
+        index: Position on the node.
+        seed: Seeds sensor phase, noise and latency.
         setter_ms: Mean time of a setter; 0: none. Hardware takes 10 to 20 ms.
         gain_sigma: Spread of the power sensor's gain between boards; real boards have about 0.03.
+        unprivileged: Setters answer NO_PERMISSION.
+        counts_all: The energy counter counts all of a tick, even what the power reading misses.
+        driver_version: Version that the driver reports.
         die: Number of the GPU on its card; the first, 0, has the power limit and sensors.
+        module: Number of its superchip, if it is part of one.
+        partitions: Number of devices as which HIP shows it (AMD).
         mig: Slices of each MIG instance that it is split into (NVIDIA); empty: it is not.
+        lacks: What it does not have, of `LACKS`.
     """
 
     model: DeviceModel

@@ -15,7 +15,13 @@ SAMPLE_US = 166_667
 
 
 class Tenant(NamedTuple):
-    """One of several processes that share a GPU's work."""
+    """One of several processes that share a GPU's work.
+
+    Attributes:
+        pid: The process.
+        sm_percent: Share of the GPU, or of its MIG instance, that it uses while there is work.
+        gpu_instance: The MIG instance that it runs on, from 1 on.
+    """
 
     pid: int
     sm_percent: int = 0

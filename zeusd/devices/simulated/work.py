@@ -79,6 +79,10 @@ class Work:
     def launch(self, units: float, instruction: str | None = None) -> None:
         """Queues units of work; they start at once if nothing else is queued.
 
+        Args:
+            units: How many.
+            instruction: The instruction to run, if the work is made of instructions.
+
         Raises:
             ValueError: The instruction does not exist, or the work was closed.
         """

@@ -42,7 +42,14 @@ class SimulatedWorkload(Protocol):
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
-        """The steady state on a GPU."""
+        """The steady state on a GPU.
+
+        Args:
+            device: The product it runs on.
+            rank: This GPU's position among the workload's GPUs, from 0.
+            limit_w: Power limit in force.
+            clock_max_mhz: Highest locked clock, if it is locked.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,11 @@ class MeasuredTable(SimulatedWorkload):
     """Time and power of a workload by power limit, as measured.
 
     Attributes:
+        name: Name in the catalog.
+        device: Key of the GPU it was measured on.
         limits_w: Power limits, ascending.
+        unit_s: Seconds per unit (training step) at each.
+        power_w: Average power of each GPU (outer) at each limit (inner).
     """
 
     name: str

@@ -23,7 +23,16 @@ FEWEST_DIFFERENCES = 6
 
 @dataclass(frozen=True)
 class CounterEnergy:
-    """Energy by the counter and by power readings over the same time."""
+    """Energy by the counter and by power readings over the same time.
+
+    Attributes:
+        counter_j: Increase of the counter.
+        integrated_j: Mean of the power readings, times the time.
+        span_s: The time, from the counter's first update to its last.
+        ratio: Counter over integrated power.
+        ratio_uncertainty: Two standard deviations, from the ends and the scatter of power.
+        restarts: How often the counter fell, that is, restarted.
+    """
 
     counter_j: float
     integrated_j: float
@@ -41,7 +50,13 @@ class CounterEnergy:
 def compare_energy(
     counter_mj: Series, power_mw: Series, period_ms: float | None
 ) -> CounterEnergy | None:
-    """Compares the counter with integrated power; None if either did not change or was not read."""
+    """Compares the counter with integrated power; None if either did not change or was not read.
+
+    Args:
+        counter_mj: Readings of the energy counter, mJ.
+        power_mw: Readings of power, mW: each is of the time before it.
+        period_ms: The counter's update period; None: unknown.
+    """
     changes = counter_mj.changes()
     restarts = sum(later < earlier for earlier, later in itertools.pairwise(counter_mj.values))
     if len(changes) < 2 or not power_mw.values:
@@ -104,7 +119,15 @@ ALIKE = 1.25
 
 @dataclass(frozen=True)
 class WindowError:
-    """Differences of counter readings at both ends of bursts of one length, against the plateau."""
+    """Differences of counter readings at both ends of bursts of one length, against the plateau.
+
+    Attributes:
+        burst_ms: Mean length.
+        bursts: How many.
+        mean_error_percent: Mean of the absolute errors.
+        bias_percent: Mean of the errors.
+        truth_uncertainty_percent: Two standard deviations of the plateau.
+    """
 
     burst_ms: float
     bursts: int
@@ -119,6 +142,11 @@ def window_errors(
     """Returns the errors of energies that are read from the counter at both ends of known bursts,
     by length of burst, longest first. The truth is the plateau of power under load times the
     burst's length.
+
+    Args:
+        counter_mj: Readings of the energy counter, mJ.
+        bursts: Start and end of each burst (ns).
+        plateau: The power under load, from the power readings.
     """
     groups: list[list[tuple[float, float]]] = []
     for begin_ns, end_ns in sorted(bursts, key=lambda burst: burst[0] - burst[1]):

@@ -46,9 +46,14 @@ class UpdatePeriod:
     """When a sensor is updated.
 
     Attributes:
+        period_ms: Mean time between updates.
+        period_uncertainty_ms: Two standard deviations of it.
         phase_ms: Time from the start of the readings to the first update on the lattice, at least
             0 and less than the period; None where updates keep no phase.
+        phase_uncertainty_ms: Two standard deviations of it.
         jitter_ms: Standard deviation of an update's time, the time between readings discounted.
+        updates: Updates that showed.
+        silent_updates: Updates that were due within the readings and did not show.
     """
 
     period_ms: float
@@ -70,7 +75,12 @@ class _Lattice:
 
 
 def find_period(changes: Sequence[ShownUpdate], begin_ns: int) -> UpdatePeriod | None:
-    """Returns the period of updates; None if they show none."""
+    """Returns the period of updates; None if they show none.
+
+    Args:
+        changes: The updates that showed (`Series.changes`).
+        begin_ns: Zero of the phase.
+    """
     if len(changes) < FEWEST_UPDATES:
         return None
     typical = float(sorted(change.width_ns for change in changes)[len(changes) // 4])
@@ -88,7 +98,13 @@ def find_period(changes: Sequence[ShownUpdate], begin_ns: int) -> UpdatePeriod |
 
 
 def date(change: ShownUpdate, period: UpdatePeriod | None, begin_ns: int) -> float:
-    """Returns the time of an update (ns): its point of the lattice, within its interval."""
+    """Returns the time of an update (ns): its point of the lattice, within its interval.
+
+    Args:
+        change: The update.
+        period: That of its sensor, if any.
+        begin_ns: Zero of the period's phase.
+    """
     if period is None or period.phase_ms is None:
         return change.t_ns
     spacing, origin = period.period_ms * MS, begin_ns + period.phase_ms * MS

@@ -17,7 +17,14 @@ machine was busy."""
 
 
 def describe(together: Series, begin_ns: int, alone: Series, loaded: Series) -> ProbedSensor:
-    """Describes one sensor."""
+    """Describes one sensor.
+
+    Args:
+        together: Its readings while all GPUs were read.
+        begin_ns: Zero of their phase.
+        alone: Those while only this GPU was.
+        loaded: Those under load.
+    """
     values, every = together.values, together.values + alone.values + loaded.values
     gaps = sorted(b - a for a, b in itertools.pairwise(together.t_ns)) or [0]
     return ProbedSensor(
@@ -40,7 +47,13 @@ def describe(together: Series, begin_ns: int, alone: Series, loaded: Series) -> 
 def describe_load(
     name: str, sampled: Mapping[str, Series], bursts: Sequence[tuple[int, int]]
 ) -> Loaded:
-    """Describes what known bursts of load show."""
+    """Describes what known bursts of load show.
+
+    Args:
+        name: The load.
+        sampled: Readings meanwhile, by sensor.
+        bursts: Start and end of each burst (ns).
+    """
     windows: dict[str, VisibleWindow] = {}
     for sensor, series in sampled.items():
         widths = sorted(change.width_ns for change in series.changes()) or [0]

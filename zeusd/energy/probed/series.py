@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 
 class ShownUpdate(NamedTuple):
-    """An observed update."""
+    """An observed update.
+
+    Attributes:
+        after_ns: The last reading of the value before.
+        until_ns: The first reading of the new value.
+        value: The new value.
+    """
 
     after_ns: int
     until_ns: int
@@ -27,8 +33,13 @@ class ShownUpdate(NamedTuple):
 class Series:
     """Readings of one sensor, in the order of time.
 
+    Args:
+        readings: Time (ns) and value of each.
+
     Attributes:
         t_ns: When each was taken: midway through the call.
+        values: The readings.
+        failures: Return codes of readings that failed, and how many had each.
     """
 
     def __init__(self, readings: Iterable[tuple[int, int]] = ()) -> None:

@@ -40,8 +40,14 @@ class VisibleWindow:
     """The window over which a reading is the mean.
 
     Attributes:
+        window_ms: Length of the window.
+        window_uncertainty_ms: Two standard deviations of it.
         lag_ms: Time from the end of the window to the update; may be a little below 0, within the
             accuracy of the updates' times.
+        low_w: Power without load.
+        high_w: Power under load.
+        unexplained_w: Standard deviation of the residual.
+        updates: Updates fitted.
     """
 
     window_ms: float
@@ -65,7 +71,11 @@ class _Fit:
 
 
 class Bursts:
-    """When a load ran."""
+    """When a load ran.
+
+    Args:
+        bursts: Start and end of each (ns), ascending and apart.
+    """
 
     def __init__(self, bursts: Sequence[tuple[int, int]]) -> None:
         self._edges: list[int] = []
@@ -91,7 +101,13 @@ def find_window(
     bursts: Sequence[tuple[int, int]],
     stamp_ms: float = 0.0,
 ) -> VisibleWindow | None:
-    """Returns the window of a sensor; None if its readings do not show the load."""
+    """Returns the window of a sensor; None if its readings do not show the load.
+
+    Args:
+        updates: Time (ns) of each update and power (W) that it shows.
+        bursts: Start and end of each burst of load (ns).
+        stamp_ms: Uncertainty of an update's time.
+    """
     if len(updates) < FEWEST_UPDATES or not bursts:
         return None
     step = max(1, len(updates) // MOST_UPDATES)
@@ -142,7 +158,12 @@ def _reach(fits: Callable[[float], bool], window: float) -> float:
 
 
 class _Updates:
-    """Updates to which the power under load is fitted."""
+    """Updates to which the power under load is fitted.
+
+    Args:
+        updates: Time (ns) of each and power (W) that it shows.
+        load: When the load ran.
+    """
 
     def __init__(self, updates: Sequence[tuple[float, float]], load: Bursts) -> None:
         self.count = len(updates)
