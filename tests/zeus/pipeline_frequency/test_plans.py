@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -153,8 +154,15 @@ def test_a_folder_without_a_frontier_is_reported(tmp_path: Path) -> None:
     (tmp_path / "freqs_pipeline_00001.py").unlink()
     with pytest.raises(PipelineFrequencyError, match=r"00001\.py cannot be read"):
         Frontier.read(tmp_path)
-    frontier().write(tmp_path)
+    os.mkfifo(tmp_path / "freqs_pipeline_00001.py")  # nobody writes to it
+    with pytest.raises(PipelineFrequencyError, match=r"00001\.py cannot be read \(it is not a reg"):
+        Frontier.read(tmp_path)
+    (tmp_path / "freqs_pipeline_00001.py").unlink()
     index = tmp_path / "frontier.json"
+    index.write_text("[" * 100 + "]" * 100)
+    with pytest.raises(PipelineFrequencyError, match="levels"):
+        Frontier.read(tmp_path)
+    frontier().write(tmp_path)
     index.write_text(index.read_text().replace('"version": 1', '"version": 7'))
     with pytest.raises(PipelineFrequencyError, match=r"version.*make it again"):
         Frontier.read(tmp_path)

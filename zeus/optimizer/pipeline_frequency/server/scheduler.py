@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -205,25 +205,20 @@ class PointSolution(FrequencyScheduler):
 PointSolution3D = make_3d_parallel(PointSolution)
 
 
-class _Choosing(FrequencyScheduler):
-    """Defines the server's initial choice from a frontier."""
-
-    @staticmethod
-    def _choice(deadline_s: float | None, max_slowdown: float | None, plan: int | None) -> Choice:
-        given = {"deadline_s": deadline_s, "max_slowdown": max_slowdown, "plan": plan}
-        given = {name: value for name, value in given.items() if value is not None}
-        if not given:
-            return Choice(automatic=True)
-        try:
-            return Choice.model_validate(given)
-        except ValueError:
-            raise PipelineFrequencyError(
-                "deadline_s (above 0), max_slowdown (at least 1) and plan (an index) exclude one "
-                f"another; there are {given}"
-            ) from None
+def _choice(arguments: Mapping[str, Any]) -> Choice:
+    """The server's initial choice from a frontier, by a scheduler's arguments."""
+    names = ("deadline_s", "max_slowdown", "plan")
+    given = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    try:
+        return Choice.model_validate(given or {"automatic": True})
+    except ValueError:
+        raise PipelineFrequencyError(
+            "deadline_s (above 0), max_slowdown (at least 1) and plan (an index) exclude one "
+            f"another; there are {given}"
+        ) from None
 
 
-class FrontierSolution(_Choosing):
+class FrontierSolution(FrequencyScheduler):
     """Holds all plans of a frontier; the server chooses, and chooses again as training continues.
 
     Args:
@@ -246,15 +241,15 @@ class FrontierSolution(_Choosing):
     ) -> None:
         super().__init__(job_info, rank_infos, pfo_settings)
         self.frontier = _read(solution_path)
-        self.choice = self._choice(deadline_s, max_slowdown, plan)
+        self.choice = _choice(
+            {"deadline_s": deadline_s, "max_slowdown": max_slowdown, "plan": plan}
+        )
         check_stages(self.frontier.num_stages, job_info, solution_path)
 
     @classmethod
     def check(cls, **scheduler_args: Any) -> None:
         """Reads the frontier."""
-        wishes = {name: scheduler_args.get(name) for name in ("deadline_s", "max_slowdown", "plan")}
-        choice = cls._choice(**wishes)
-        choose(_read(_path(scheduler_args)), choice)
+        choose(_read(_path(scheduler_args)), _choice(scheduler_args))
 
     def _run(self) -> Rounds:
         assert self.frontier is not None
@@ -268,7 +263,7 @@ class FrontierSolution(_Choosing):
         ]
 
 
-class OnlineSolution(_Choosing):
+class OnlineSolution(FrequencyScheduler):
     """For jobs that profile themselves: the server plans when all ranks have sent their profiles.
 
     Args:
@@ -294,15 +289,16 @@ class OnlineSolution(_Choosing):
         p2p_power_w: float = 70.0,
     ) -> None:
         super().__init__(job_info, rank_infos, pfo_settings)
-        self.choice = self._choice(deadline_s, max_slowdown, plan)
+        self.choice = _choice(
+            {"deadline_s": deadline_s, "max_slowdown": max_slowdown, "plan": plan}
+        )
         self.points = points
         self.p2p_power_w = p2p_power_w
 
     @classmethod
     def check(cls, **scheduler_args: Any) -> None:
         """Validates the arguments."""
-        names = ("deadline_s", "max_slowdown", "plan")
-        cls._choice(**{name: scheduler_args.get(name) for name in names})
+        _choice(scheduler_args)
         points, power = scheduler_args.get("points", 1), scheduler_args.get("p2p_power_w", 0.0)
         if not (isinstance(points, int) and points >= 1):
             raise PipelineFrequencyError(f"points must be a whole number above 0, not {points!r}")
