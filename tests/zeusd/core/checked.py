@@ -175,11 +175,15 @@ class Checked(World):
     def _made_of(restore: PendingRestore, value: ControlValue) -> bool:
         """Whether a driver may have turned a written, unconfirmed value into this one.
 
-        The target is listed without being in doubt: what is made of it is where it belongs.
+        Where a driver rounds up, zeusd writes the next lower value, and that write may be the one
+        whose outcome is not known. The target is listed without being in doubt: what is made of it
+        is where it belongs.
         """
+        step = SPECS[restore.control].rounding
+        lower = (tuple(part - step for part in asked) for asked in restore.doubts)
         return any(
             _may_become(asked, value, restore.control)
-            for asked in (*restore.doubts, restore.target)
+            for asked in (*restore.doubts, *lower, restore.target)
         )
 
     # ------------------------------------------------------------------------------ device calls
