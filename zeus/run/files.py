@@ -15,11 +15,17 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, ValidationError
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    TypeAdapter,
+    ValidationError,
+)
 
 from zeus.analyze import HistoryEntry
 from zeus.utils.atomic import write_text
-from zeus_ipc.parsing import any_number, parse
 from zeus_ipc.wire import explain
 
 MASTER_LOG = "master.log"
@@ -177,10 +183,14 @@ def read_history(path: str | Path) -> list[HistoryEntry]:
         path = path / HISTORY if (path / HISTORY).exists() else path / HISTORY_PY
     text = path.read_text(encoding="utf-8")
     try:
-        rows = _python_rows(text) if path.suffix == ".py" else parse(text, _MOST_BYTES, any_number)
-        return [_entry(row) for row in rows]
+        rows = _python_rows(text) if path.suffix == ".py" else json.loads(text)
+        found = TypeAdapter(list[HistoryEntry]).validate_json(json.dumps(rows), strict=True)
+        if not all(math.isfinite(number) for one in found for number in (one.energy, one.time)):
+            raise ValueError("an energy or a time is not finite")
+        return found
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError) as error:
-        raise FileError(f"{path} is not a history of runs: {error}") from None
+        why = explain(error.errors()[0]) if isinstance(error, ValidationError) else error
+        raise FileError(f"{path} is not a history of runs: {why}") from None
 
 
 def _python_rows(text: str) -> list[dict[str, Any]]:
@@ -199,19 +209,3 @@ def _python_rows(text: str) -> list[dict[str, Any]]:
             raise ValueError(f"line {call.lineno} is not a HistoryEntry(bs=..., ...)")
         rows.append({str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
     return rows
-
-
-def _entry(row: Any) -> HistoryEntry:
-    try:
-        entry = HistoryEntry(**row)
-    except TypeError:
-        raise ValueError(f"{row!r} has not the fields bs, pl, energy, reached and time") from None
-    whole = [entry.bs] if entry.pl is None else [entry.bs, entry.pl]
-    numbers = [entry.energy, entry.time]
-    if (
-        any(type(value) is not int for value in whole)
-        or any(type(value) not in (int, float) or not math.isfinite(value) for value in numbers)
-        or not isinstance(entry.reached, bool)
-    ):
-        raise ValueError(f"{row!r} has a field that is of another kind")
-    return entry
