@@ -426,6 +426,7 @@ def test_a_full_disk_under_an_export_is_named(ctl: Ctl, tmp_path: Path) -> None:
         partial = tmp_path / f"energy-{socket.gethostname()}-{day}.csv"
         if not partial.is_symlink():
             partial.symlink_to("/dev/full")
+    wait_for(lambda: "(idle)" in ctl("energy").out, "energy to export")
     said = ctl("energy", "--since", "1h", "--export", str(tmp_path))
     assert said.code == Exit.FAILED
     assert f"{tmp_path}/energy-" in said.err

@@ -249,7 +249,7 @@ def test_a_user_whose_processes_lose_leases_and_never_look_gets_no_more() -> Non
     world.connect(4, uid=1000)
     error = world.set_power(4, 200)["error"]
     assert error["code"] == "overloaded"
-    assert "lost 3 leases" in error["message"]
+    assert "the loss of 3 leases" in error["message"]
     world.connect(9, uid=1001)
     assert world.set_power(9, 200) == {}
     world.call(9, "release")
