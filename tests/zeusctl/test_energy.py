@@ -383,7 +383,7 @@ def test_cpus_are_never_added_to_gpus(ctl: Ctl, tmp_path: Path) -> None:
     """This node has GPUs only."""
     cpus = json.loads(ctl("energy", "--device", "cpu", "--json").out)
     assert (cpus["sums"], cpus["metered_j"]) == ([], 0)
-    assert json.loads(ctl("energy", "--json").out)["metered_j"] > 0
+    wait_for(lambda: json.loads(ctl("energy", "--json").out)["metered_j"] > 0, "GPUs' energy")
     refused = ctl("energy", "--device", "cpu", "--html", str(tmp_path / "page.html"))
     assert "omit --device cpu" in refused.err
 
