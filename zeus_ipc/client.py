@@ -447,6 +447,7 @@ class Client(Closing):
         ttl_s: float | None = None,
         until_boot_ns: int | None = None,
         fallback_mw: int | None = None,
+        control_group: str = "",
     ) -> dict[str, int]:
         """Sets or removes a ceiling of the power limit; for administrators.
 
@@ -458,6 +459,7 @@ class Client(Closing):
             until_boot_ns: The same as an instant of CLOCK_BOOTTIME. A request that reaches zeusd
                 later is refused.
             fallback_mw: At most `power_limit_mw`; None: the ceiling ends then.
+            control_group: See `SetCeiling`.
 
         Returns:
             The highest limit that may be set now, mW, by UUID.
@@ -470,6 +472,7 @@ class Client(Closing):
             ttl_ms=0 if ttl_s is None else max(1, round(ttl_s * 1000)),
             until_boot_ns=until_boot_ns or 0,
             fallback=None if fallback_mw is None else [fallback_mw],
+            control_group=control_group,
         )
         return {uuid: one.highest[0] for uuid, one in answer.items()}
 

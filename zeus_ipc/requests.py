@@ -364,6 +364,8 @@ class SetCeiling(_Request):
         Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
     ) = None
     """The bound from then on, at most `value`; None: the ceiling ends then."""
+    control_group: Annotated[str, Field(max_length=255)] = ""
+    """Of a job whose control group has another name than the ceiling: a SLUID."""
 
 
 class PublishProfile(_Request):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import socket
@@ -172,7 +173,8 @@ class Cluster:
 
     def group(self, job: str) -> str:
         """The control group of a job, in which leases know it: by its SLUID from 26.05 on."""
-        return self.fact(job, "SLUID") or f"job_{job}"
+        found = re.search(r"\bSLUID=(\w+)", self.details(job))
+        return f"job_{job}" if found is None else found[1]
 
     def group_path(self, job: str) -> str:
         """The folder of the control group."""
@@ -355,7 +357,7 @@ def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> Non
     cluster.wait_state(job, "FAILED", "CANCELLED")
     restored(cluster)
     log = cluster.machine.run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
-    assert f"job {job}, GPUs 0: --gpu-power=600: " in log
+    assert re.search(rf"^job {job}, GPUs \d: --gpu-power=600: ", log, re.MULTILINE)
     assert "100 to 250 W" in log
     assert "GPU limits not applied: --gpu-power=600" in cluster.output(job)
     assert "ran" not in cluster.output(job)
@@ -423,8 +425,9 @@ def test_a_jobs_power_limit_ends_with_its_control_group(
 def test_a_limit_lasts_between_the_steps_of_an_allocation(cluster: Cluster) -> None:
     """`PrologFlags=Contain` keeps the job's control group, and with it the ceiling."""
     shows = "zeusctl status --columns power_limit_w --format csv"
-    group = f"{GROUPS.format(host=cluster.host)}/${{SLURM_JOB_SLUID:-job_$SLURM_JOB_ID}}"
-    body = f"srun true; cat {group}/cgroup.events; srun {shows}"
+    finds = "scontrol show job -d $SLURM_JOB_ID | sed -n 's/.*SLUID=//p'"
+    group = f"{GROUPS.format(host=cluster.host)}/${{sluid:-job_$SLURM_JOB_ID}}"
+    body = f"srun true; sluid=$({finds}); cat {group}/cgroup.events; srun {shows}"
     said = cluster.salloc("--gpu-power=150", body=body).split()
     assert said[:2] == ["populated", "1"]
     assert "150" in said[2:]

@@ -237,6 +237,7 @@ def _set_ceiling(
         limit[0],
         ttl_s=ttl_s,
         fallback_mw=None if fallback is None else fallback[0],
+        control_group=os.environ.get("SLURM_JOB_SLUID", "") if gpus == "slurm" else "",
     )
     settings = [
         Setting(

@@ -60,7 +60,7 @@ class Ceilings(dict[str, Ceiling]):
             if due_ns is None or (boot_ns is not None and boot_ns < due_ns):
                 continue
             if one.fallback is not None:
-                self[name] = Ceiling(one.fallback, one.uid)
+                self[name] = replace(one, value=one.fallback, deadline_ns=None, fallback=None)
             elif boot_ns is None:
                 continue
             else:

@@ -105,12 +105,14 @@ class Ceiling(Recorded):
     Attributes:
         deadline_ns: CLOCK_BOOTTIME time at which `fallback` replaces `value`; None: never.
         fallback: The bound after the deadline; None: the ceiling ends.
+        control_group: Of a job whose control group has another name than the ceiling.
     """
 
     value: ControlValue
     uid: int = 0
     deadline_ns: int | None = None
     fallback: ControlValue | None = None
+    control_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

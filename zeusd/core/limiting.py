@@ -111,26 +111,31 @@ class CeilingRequests:
 
     @property
     def jobs(self) -> set[str]:
-        """Jobs that have ceilings."""
-        return {
-            name.removeprefix(JOB_PREFIX)
-            for machine in self._node.machines()
-            for name in machine.ceilings
-            if name.startswith(JOB_PREFIX)
-        }
+        """The names that control groups may have of jobs that have ceilings."""
+        return {name for names in self._groups().values() for name in names}
+
+    def _groups(self) -> dict[str, set[str]]:
+        """The same by ceiling."""
+        found: dict[str, set[str]] = {}
+        for machine in self._node.machines():
+            for name, one in machine.ceilings.items():
+                if name.startswith(JOB_PREFIX):
+                    names = found.setdefault(name, {name.removeprefix(JOB_PREFIX)})
+                    names |= {one.control_group} - {""}
+        return found
 
     def jobs_present(self, present: set[str]) -> None:
         """Ends, after a grace period, the ceilings of jobs that have no control group."""
-        now_ns, jobs = self._out.now_ns, self.jobs
+        now_ns, groups = self._out.now_ns, self._groups()
         self._awaited_ns = {
-            job: 0 if job in present else self._awaited_ns.get(job, now_ns + JOB_GRACE_NS)
-            for job in jobs
+            name: 0 if names & present else self._awaited_ns.get(name, now_ns + JOB_GRACE_NS)
+            for name, names in groups.items()
         }
-        for job in jobs - present:
-            if now_ns >= self._awaited_ns[job]:
+        for name, names in groups.items():
+            if not names & present and now_ns >= self._awaited_ns[name]:
                 for machine in self._node.machines():
-                    if f"{JOB_PREFIX}{job}" in machine.ceilings:
-                        self.remove(machine, f"{JOB_PREFIX}{job}")
+                    if name in machine.ceilings:
+                        self.remove(machine, name)
 
     # --------------------------------------------------------------------------------- internals
 
@@ -180,7 +185,9 @@ class CeilingRequests:
         ends_ns += [request.until_boot_ns] if request.until_boot_ns else []
         fallback = None if request.fallback is None else tuple(request.fallback)
         deadline_ns = min(ends_ns, default=None)
-        ceiling = Ceiling(tuple(request.value), peer.uid, deadline_ns, fallback)
+        ceiling = Ceiling(
+            tuple(request.value), peer.uid, deadline_ns, fallback, request.control_group
+        )
         recorded = partial(self._recorded, pending, machine, request.name, ceiling, peer)
         ticket = self._out.ticket(recorded)
         self._out.add(Put(self._key(machine, request.name), ceiling, ticket=ticket))

@@ -229,6 +229,19 @@ def test_a_jobs_ceiling_ends_with_its_control_group_or_its_grace_time(world: Wor
     assert world.limit_w() == 300
 
 
+def test_a_jobs_group_may_have_its_sluid_as_its_name(world: World) -> None:
+    """As from Slurm 26.05 on: else a job lost its limit after the grace time."""
+    for group in ("s1X", "7"):
+        bound(world, 200, "job:7", control_group="s1X")
+        assert world.core.jobs == {"7", "s1X"}
+        world.apply(world.core.jobs_present(world.now_ns, {group}))
+        world.advance(61)
+        world.apply(world.core.jobs_present(world.now_ns, {group}))
+        assert world.limit_w() == 200
+        world.apply(world.core.jobs_present(world.now_ns, set()))
+        assert world.limit_w() == 300
+
+
 def test_only_administrators_set_them(world: World) -> None:
     arguments = {"gpus": [GPU0], "name": "fleet", "value": [200_000]}
     assert world.call(BOB, "set_ceiling", **arguments)["error"]["code"] == "permission_denied"
