@@ -425,7 +425,7 @@ def test_a_jobs_power_limit_ends_with_its_control_group(
 def test_a_limit_lasts_between_the_steps_of_an_allocation(cluster: Cluster) -> None:
     """`PrologFlags=Contain` keeps the job's control group, and with it the ceiling."""
     shows = "zeusctl status --columns power_limit_w --format csv"
-    finds = "scontrol show job -d $SLURM_JOB_ID | sed -n 's/.*SLUID=//p'"
+    finds = "scontrol show job -d $SLURM_JOB_ID | sed -n 's/^ *SLUID=//p'"
     group = f"{GROUPS.format(host=cluster.host)}/${{sluid:-job_$SLURM_JOB_ID}}"
     body = f"srun true; sluid=$({finds}); cat {group}/cgroup.events; srun {shows}"
     said = cluster.salloc("--gpu-power=150", body=body).split()

@@ -217,6 +217,7 @@ def _set_ceiling(
     fallback: ControlValue | None,
 ) -> None:
     from zeusctl.entities import Setting, quantity
+    from zeusctl.slurm import slurm_names
 
     limit = controls.get(Control.POWER_LIMIT.value)
     if limit is None or len(controls) > 1:
@@ -231,13 +232,14 @@ def _set_ceiling(
     if ttl_s is not None and ttl_s > 30 * 86_400:
         raise click.UsageError("--for is at most 30d", click.get_current_context())
     chosen = session.gpus(gpus)
+    group = (slurm_names() or [""])[-1] if gpus == "slurm" else ""
     highest = session.client.set_ceiling(
         [gpu.uuid for gpu in chosen],
         name,
         limit[0],
         ttl_s=ttl_s,
         fallback_mw=None if fallback is None else fallback[0],
-        control_group=os.environ.get("SLURM_JOB_SLUID", "") if gpus == "slurm" else "",
+        control_group=group,
     )
     settings = [
         Setting(
