@@ -301,6 +301,38 @@ def test_a_window_that_nobody_reads_delays_nobody(node: VirtualNode) -> None:
     assert now_ns < node.clock() < now_ns + 150_000_000, "its own update"
 
 
+def test_a_read_that_waits_is_no_part_of_the_work_around_it(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where windows are divided by reads, these first wait for work that the GPU still does."""
+    waits: list[None] = []
+    monkeypatch.setattr("zeus.monitor.energy.synchronize", lambda *_: waits.append(None) or False)
+    monitor = node.monitor()
+
+    def measured() -> list[Measurement]:
+        with monitor.window("whole", sync_execution=False) as whole:
+            node.clock.sleep(1)
+            with monitor.window("step", sync_execution=False) as step:
+                node.clock.sleep(1)
+            before_ns = node.clock()
+            assert step.total_energy > 0
+            read_s.append((node.clock() - before_ns) / 1e9)
+            node.clock.sleep(1)
+        return monitor.between_reads(whole.measurement)
+
+    read_s: list[float] = []
+    for asked in (0, 1):  # nobody has asked for the first
+        waits.clear()
+        parts = measured()
+        assert len(waits) == asked
+        assert [one.time for one in parts] == [pytest.approx(2), pytest.approx(1)]
+        assert read_s[-1] > 0
+        assert sum(one.total_energy for one in parts) == pytest.approx(2 * 26 * 3, rel=0.05)
+    with monitor.window("whole") as whole:
+        node.clock.sleep(1)
+    assert monitor.between_reads(whole.measurement) == [whole.measurement]
+
+
 def test_what_is_available_is_read_without_asking_anybody(
     node: VirtualNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

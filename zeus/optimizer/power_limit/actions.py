@@ -58,8 +58,15 @@ class AskForLimit(_Plain):
     """Check the limit that is still pending. -> as `SetLimit`, or nothing yet"""
 
 
-class ReleaseLimits(_Plain):
-    """Restore the limits."""
+@dataclass(frozen=True)
+class ReleaseLimits:
+    """Restore the limits.
+
+    Attributes:
+        at_end: Training has ended, and may wait a moment for it.
+    """
+
+    at_end: bool
 
 
 class OpenWindow(_AtLimit):

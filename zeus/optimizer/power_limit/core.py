@@ -186,7 +186,9 @@ class Core:
         """The model was evaluated: discards the open window."""
         return self._interrupted(0)
 
-    def close(self, reason: str = "training ended before it finished") -> Actions:
+    def close(
+        self, reason: str = "training ended before it finished", at_end: bool = True
+    ) -> Actions:
         """Training has ended: restore the limits."""
         actions = self._drop_check()
         if isinstance(self.state, Profiling):
@@ -201,7 +203,7 @@ class Core:
         self.current_mw, self.profile = 0, None
         self._then, self._waiting = None, False
         self._silence.forget()
-        return [*actions, ReleaseLimits()]
+        return [*actions, ReleaseLimits(at_end)]
 
     def give_up(self, reason: str, *, leave: bool = True, warn: bool = True) -> Actions:
         """Nothing more can be done here: restores the limits, and notifies the others."""
@@ -214,7 +216,7 @@ class Core:
         if not isinstance(self.state, Done) or not leave:
             actions.append(Leave(reason if leave else None))
         self.state = Done(optimal_power_limit=self._highest, chosen=False, reason=reason)
-        return [*actions, *self.close(), GiveUp(reason, warn)]
+        return [*actions, *self.close(at_end=False), GiveUp(reason, warn)]
 
     # -------------------------------------------------------------------- results of actions
 

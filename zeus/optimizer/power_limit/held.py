@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from zeus import _node
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError, ZeusGPULeaseExpiredError
 from zeus_ipc.circuit import WAIT_S, bounded, unanswered
@@ -70,9 +71,11 @@ class HeldLimits:
             outcome, self._outcome = self._outcome, None
         return outcome
 
-    def release(self) -> None:
-        """Restores the limits. Waits for it no longer than `WAIT_S`."""
-        self._want(None, WAIT_S)
+    def release(self, wait_s: float | None) -> None:
+        """Restores the limits. Waits for it no longer than `wait_s`, and not for a zeusd that does
+        not answer, or has not set a limit yet.
+        """
+        self._want(None, wait_s if self._behind is None and _node.answers() else 0.0)
 
     def _want(self, wanted: _Wanted, wait_s: float | None) -> Outcome | None:
         with self._guard:

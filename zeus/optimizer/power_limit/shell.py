@@ -125,7 +125,7 @@ class Shell:
 
     @_do.register
     def _release_limits(self, action: actions.ReleaseLimits) -> Actions:
-        self._limits.release()
+        self._limits.release(WAIT_S if action.at_end else self._wait_s)
         return []
 
     @_do.register
