@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from zeus_ipc.text import count
+from zeus_ipc.users import named
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
 
@@ -26,7 +27,7 @@ def quiesce(session: Session) -> None:
 
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     result = session.client.quiesce()
-    pending = [f"{control} of GPU {index.get(uuid, uuid)}" for uuid, control in result.pending]
+    pending = [f"{control} of {named(uuid, index)}" for uuid, control in result.pending]
     report = QuiesceReport(
         at=now(),
         quiesced=not result.open,
