@@ -110,7 +110,7 @@ def test_zeusctl_sets_profiles_by_name_and_shows_what_is_enforced(
     with pytest.raises(SystemExit) as ended:
         main(["set", "0", "-p", "200", "--power-profile", "max-q", "--", "true"])
     assert ended.value.code != 0
-    assert "power_limit does, which is leased" in capfd.readouterr().err
+    assert "beside power_limit, which is leased" in capfd.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["set", "0", "-p", "200", "--power-profile", "max-q", "--together", "--", "true"])
     assert ended.value.code == 0

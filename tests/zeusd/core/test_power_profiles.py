@@ -126,7 +126,7 @@ def test_profiles_and_limits_are_leased_together_only_if_that_is_asked(
         found = world.call(conn, "acquire", gpus=[GPU0], controls=[second])
         error = found["result"]["gpus"][GPU0]["error"]
         assert error["code"] == "lease_held"
-        assert f"{first} does, which is leased" in error["message"]
+        assert f"beside {first}, which is leased" in error["message"]
     both = world.call(BOB, "acquire", gpus=[GPU0], controls=[second], together=True)
     assert "back" in both["result"]["gpus"][GPU0]
     world.call(BOB, "release")
