@@ -85,7 +85,6 @@ class Probe:
         self._packed: dict[str, bytes] = {}
         self._pack = msgpack.Packer().pack
         self._planned: dict[str, int] = {}  # the previous step's requests; the next two describe it
-        self._tokens = 0
         self._ids: list[str] = []
         self._batch: list[Any] = []
         self._roster = b""
@@ -117,9 +116,7 @@ class Probe:
                 return
             self._same += self._same > 0
         else:
-            before, self._tokens = self._tokens, sum(planned.values())
-            if self._tokens > before or not planned:
-                self._recorder.flush()  # earlier steps must not wait for one that may be longer
+            self._recorder.flush()  # earlier steps must not wait for this one
             self._planned = planned
             if not planned:
                 self.in_flight.begin(begin_ns, None)
