@@ -102,4 +102,5 @@ class AccountingRequests:
     ) -> None:
         ticket = self._out.ticket(partial(connection.answer, request.id))
         peer = connection.peer
-        self._out.add(LedgerCall(ticket, request, reader, peer.uid, peer.conn))
+        owner = self._node.owner_of(peer.uid)
+        self._out.add(LedgerCall(ticket, request, reader, owner, peer.conn))

@@ -223,7 +223,7 @@ class Reads:
         if names:
             spent = partial(self._charge, conn)
             connection = self._core.connection(conn)
-            user = -1 if connection is None else connection.peer.uid
+            user = -1 if connection is None else node.owner_of(connection.peer.uid)
             look_up = LookUp(tuple(names), query, done, user, spent, lambda: pending.waits)
             self._sampling.look_up(look_up)
 

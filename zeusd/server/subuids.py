@@ -9,13 +9,18 @@ import pwd
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from itertools import accumulate
+
+from zeus_ipc.parsing import Malformed, read_file
 
 log = logging.getLogger(__name__)
 
 SUBUID = "/etc/subuid"
 READ_NS = 10_000_000_000
 """Longest time until a change of the file is noticed."""
+
+MAX_BYTES = 16 << 20
+MAX_UID = 2**32
 
 
 class SubordinateUids:
@@ -28,6 +33,7 @@ class SubordinateUids:
         self._identity: tuple[int, int] | None = None
         self._ranges: list[tuple[int, int, int]] = []
         self._starts: list[int] = []
+        self._ends: list[int] = []  # the furthest end of all ranges up to each
 
     def owner(self, uid: int) -> int:
         """The user to whom this uid was delegated; the uid itself if it was not."""
@@ -36,25 +42,31 @@ class SubordinateUids:
             self._read_ns = now_ns
             self._look()
         position = bisect_right(self._starts, uid) - 1
-        if position >= 0:
+        while position >= 0 and uid < self._ends[position]:  # ranges may be in each other
             start, count, owner = self._ranges[position]
             if uid < start + count:
                 return owner
+            position -= 1
         return uid
 
     def _look(self) -> None:
         try:
             found = os.stat(self._path)
             identity = (found.st_ino, found.st_mtime_ns)
-            if identity != self._identity:
-                text = Path(self._path).read_text(encoding="utf-8", errors="replace")
-                self._ranges = sorted(parse(text.splitlines()))
-                self._starts = [start for start, _, _ in self._ranges]
-            self._identity = identity
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                log.warning("cannot read %s: %s", self._path, error.strerror)
-            self._identity, self._ranges, self._starts = None, [], []
+            if identity == self._identity:
+                return
+            self._identity, self._ranges = None, []
+            text = read_file(self._path, MAX_BYTES).decode(errors="replace")
+            self._identity, self._ranges = identity, parse(text.splitlines())
+        except FileNotFoundError:
+            self._identity, self._ranges = None, []
+        except (OSError, Malformed) as error:
+            self._identity, self._ranges = None, []
+            log.warning("cannot read %s: %s", self._path, error)
+        # Of equal starts, the smallest is found first.
+        self._ranges.sort(key=lambda one: (one[0], -one[1]))
+        self._starts = [start for start, _, _ in self._ranges]
+        self._ends = [*accumulate((start + count for start, count, _ in self._ranges), max)]
 
 
 def parse(lines: Iterable[str]) -> list[tuple[int, int, int]]:
@@ -71,11 +83,13 @@ def parse(lines: Iterable[str]) -> list[tuple[int, int, int]]:
             continue
         try:
             start, count = int(parts[1]), int(parts[2])
+            if not (0 < start < MAX_UID and count > 0):
+                continue
             owner = int(parts[0]) if parts[0].isdecimal() else pwd.getpwnam(parts[0]).pw_uid
         except KeyError:
             owner = unknown.setdefault(parts[0], start)
         except ValueError:
             continue
-        if start > 0 and count > 0:
+        if owner < MAX_UID:
             ranges.append((start, count, owner))
     return ranges

@@ -180,6 +180,8 @@ def test_many_subordinate_uids_are_one_user() -> None:
     assert codes == {"permission_denied", "overloaded"}
     later = world.core.audit_log.newest(0, 2**62, 2 * KEPT)
     assert (len(later), later[: len(records)]) == (KEPT, records)
+    world.call(2, "usage", edges=[0, 86_400])
+    assert {call.uid for call in world.accounted} == {2000}
 
 
 def test_each_failed_attempt_of_a_restore_counts_in_one_record() -> None:

@@ -263,9 +263,10 @@ def test_late_unknown_or_unreachable_requests_fail_at_once(scene: Scene) -> None
 
 
 def test_windows_of_several_gpus_are_one_look_up(scene: Scene) -> None:
+    scene.world.core.node.owner_of = {65534: 1000}.__getitem__  # subordinate uids share a turn
     scene.ask("windows", sources=[GPU0, GPU1], windows=[1, 2, 0])
     (look_up,) = scene.look_ups
-    assert look_up.names == (GPU0, GPU1)
+    assert (look_up.names, look_up.user) == ((GPU0, GPU1), 1000)
     for name in look_up.names:
         look_up.results[name] = WindowEnergies(
             energy_uj=[5], uncertainty_uj=[1], begins_ns=0, tick_ns=1

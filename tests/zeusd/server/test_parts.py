@@ -46,6 +46,18 @@ def test_subordinate_uids_have_an_owner(tmp_path: Path) -> None:
     file.write_text("77:100000:65536\n")
     now_ns += 2 * READ_NS
     assert uids.owner(100_000) == 77
+    file.write_text(
+        "1:100000:1000000000\n2:200000:10\n3:200000:65536\n4:200100:10\nnobody-there:0:5\n"
+        "nobody-there:1000:10\n99999999999999999999:2000:10\n9:3000000000000:5\n"
+    )
+    now_ns += 2 * READ_NS
+    within = [uids.owner(uid) for uid in (100_000, 200_005, 200_050, 200_105, 200_200, 300_000)]
+    assert within == [1, 2, 3, 4, 3, 1]
+    assert [uids.owner(uid) for uid in (1_005, 2_005)] == [1_000, 2_005]
+    file.unlink()
+    os.mkfifo(file)  # nobody writes
+    now_ns += 2 * READ_NS
+    assert uids.owner(100_000) == 100_000
     file.unlink()
     now_ns += 2 * READ_NS
     assert uids.owner(100_000) == 100_000
