@@ -259,8 +259,8 @@ class Requests:
                     ErrorCode.LEASE_HELD,
                     f"{machine.control.value} of {machine.gpu} would act beside "
                     f"{other.control.value}, which is leased, and no driver documents which of "
-                    f"them counts; release {other.control.value} first, or set both with "
-                    "--together",
+                    f"them counts; release {other.control.value} first, or ask for "
+                    "both together (zeusctl set --together)",
                 )
         return None
 
