@@ -341,6 +341,22 @@ def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
     assert plo.monitor.measurement_states == {}
 
 
+def test_an_unexpected_error_while_a_limit_is_set_ends_only_the_search(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plo = optimizer(node)
+    train(plo, work, 5)
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(node.client, "set_power_limit", fail)
+    with pytest.warns(UserWarning, match="no idea") as told:
+        train(plo, work, 200)
+    assert plo.disabled
+    assert len(told) == 1
+
+
 def test_a_window_of_five_milliseconds_is_measured_anyway(node: VirtualNode) -> None:
     short = node.nvml.open_work([0], ModelWorkload(ModelLoad(5e-3, 0.4, 240.0)))
     plo = optimizer(node, Energy(), profile_steps=1)

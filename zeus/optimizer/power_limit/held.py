@@ -121,6 +121,9 @@ class HeldLimits:
                 log.info("limits are restored by zeusd when this process ends: %s", error.message)
                 return Outcome(None, error)
             return Outcome(wanted[0], error, wanted[1])
+        except Exception as error:  # the thread must not end without an outcome
+            log.warning("a power limit cannot be set", exc_info=True)
+            return Outcome(None if wanted is None else wanted[0], ZeusBaseError(repr(error)))
         return Outcome(wanted[0], profile=wanted[1])
 
     def _write(self, power_limit_mw: int, profile: int | None) -> None:
