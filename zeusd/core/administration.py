@@ -35,7 +35,7 @@ from zeusd.core.audit_log import public
 from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import CloseDriver, Forget, Measured, OpenDriver, Put, Read, Reading
-from zeusd.core.entries import CEILING, QUIESCED, Mark, key_of
+from zeusd.core.entries import CEILING, QUIESCED, Ceiling, Mark, key_of
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer, Refusal, refuse_if
@@ -161,10 +161,20 @@ class Administration:
         self, pending: Pending, uuid: str, machines: list[ControlMachine], uid: int
     ) -> None:
         released = after_all(len(machines), lambda: pending.put(uuid, Done()))
+
+        def recorded(machine: ControlMachine, value: Ceiling, failure: object) -> None:
+            if failure is None:
+                machine.persist(value)
+                machine.release("persisted", then=released)
+            else:
+                pending.put(uuid, failure)
+
         for machine in machines:
             # Durable before the lease ends: if zeusd is killed in between, the value persists.
-            self._out.add(Put(_persisted_key(machine), machine.persist(uid)))
-            machine.release("persisted", then=released)
+            assert machine.values.newest is not None
+            value = Ceiling(machine.values.newest, uid)
+            ticket = self._out.ticket(partial(recorded, machine, value))
+            self._out.add(Put(_persisted_key(machine), value, ticket=ticket))
 
     # --------------------------------------------------------------------------- quiescing
 

@@ -122,7 +122,8 @@ class ControlMachine:
     """A control: its states are `lifecycle.TABLE`'s, its events the methods below.
 
     Attributes:
-        trouble: Why the last attempt to restore it failed; None: it succeeded.
+        trouble: Why the last attempt to restore it, or to bring it under a ceiling, failed; None:
+            it succeeded.
     """
 
     def __init__(
@@ -240,14 +241,10 @@ class ControlMachine:
             restoration = Restoration(SITE_LIMIT, ALL, required=left is not None)
             self._restore_unheld(restoration, left)
 
-    def persist(self, uid: int) -> Ceiling:
+    def persist(self, ceiling: Ceiling) -> None:
         """What the holder has set becomes a ceiling; its lease is to end."""
-        value = self.values.newest
-        assert value is not None
-        assert self.lease is not None
-        self.note_values("persisted", self.target, value, self.lease)
-        ceiling = self.ceilings[PERSISTED] = Ceiling(value, uid)
-        return ceiling
+        self.note_values("persisted", self.target, ceiling.value, self.lease)
+        self.ceilings[PERSISTED] = ceiling
 
     def ceilings_moved(self, then: Then | None = None) -> None:
         """A ceiling was put, lowered, raised or removed: the device follows. `then` is called when
@@ -692,15 +689,17 @@ class ControlMachine:
             # A restore stays under the ceilings; but it may not be needed.
             self._behind = self._behind or []
         elif isinstance(found, Unknown):
+            self.trouble = found.trouble
             again_ns = self.out.now_ns + RETRY_FIRST_NS
         else:
+            self.trouble = None
             if not self.values.values:
                 self._found = found
             highest = self.bounds.highest(lease.over)
             wanted = min(lease.asked or found, highest)
             if found > highest or (found in self.values.values and found != wanted):
                 outcome = yield WriteControl(wanted, found)
-                failure = self._failure(wanted, outcome)
+                failure = self.trouble = self._failure(wanted, outcome)
                 shown = outcome.value if isinstance(outcome, Holds) else wanted
                 self._note_change("ceiling", found, shown, failure, lease)
                 if failure is not None:

@@ -214,7 +214,7 @@ class CeilingRequests:
     @staticmethod
     def _followed(pending: Pending, machine: ControlMachine) -> None:
         trouble = machine.trouble
-        if trouble is None or trouble.outcome is None:
+        if trouble is None or machine.settling:
             pending.put(machine.gpu, CeilingSet(highest=list(machine.bounds.highest())))
         else:
             pending.put(machine.gpu, trouble)

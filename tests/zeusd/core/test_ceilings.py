@@ -501,3 +501,36 @@ def test_a_ceiling_that_cannot_be_recorded_is_refused_and_leaves_nothing(world: 
     world.call(ALICE, "release")
     world.start_core(alive=set())
     assert world.limit_w() == 300
+
+
+@pytest.mark.parametrize("trouble", ["journal", "setter", "getter"])
+@pytest.mark.parametrize("held", [True, False])
+def test_who_sets_a_ceiling_learns_that_the_device_is_above_it(
+    world: World, held: bool, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power budget counts on what the reply says."""
+    bound(world, 250)
+    if held:
+        world.set_power(ALICE, 240)
+    with monkeypatch.context() as broken:
+        if trouble == "journal":  # the disk is full once the ceiling is recorded
+            broken.setattr(world, "announce", lambda write: False)
+        else:
+            world.faults[GPU0, Control.POWER_LIMIT] = 15
+            broken.setattr(world, "reads_fail", trouble == "getter")
+        assert "error" in bound(world, 200)
+    world.faults.clear()
+    world.advance(10)
+    assert world.limit_w() == 200
+    assert "error" not in bound(world, 190)
+    assert world.limit_w() == 190
+
+
+def test_what_cannot_be_recorded_is_not_persisted(world: World) -> None:
+    world.set_power(ADMIN, 240)
+    world.journal_broken = True
+    reply = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "journal_failed"
+    assert world.limit_w() == 240
+    world.call(ADMIN, "release")
+    assert world.limit_w() == 300
