@@ -134,7 +134,7 @@ def read_file(
     with open(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise Malformed("it is not a regular file")
+            raise Malformed("it is not a regular file; save a pipe's output in one")
         if trust is not None and not trust(found):
             raise Malformed("it is not a file that only this user may write")
         data = file.read(most + 1)

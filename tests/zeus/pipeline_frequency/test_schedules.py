@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,14 @@ def test_a_bad_schedule_is_reported(tmp_path: Path, data: str, says: str) -> Non
     with pytest.raises(PipelineFrequencyError, match=says) as error:
         read_schedule(path)
     assert "bad.json" in error.value.message
+
+
+@pytest.mark.parametrize("name", ["pipe", "gone"])
+def test_a_schedule_that_cannot_be_read_is_not_called_malformed(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")  # as of a shell's <(...); nobody writes to it
+    says = rf"{name} cannot be read \((it is not a regular file; save|No such file)"
+    with pytest.raises(PipelineFrequencyError, match=says):
+        read_schedule(tmp_path / name)
 
 
 UNITS = {"forward": 1.0, "backward": 2.0, "backward_input": 1.0, "backward_weight": 1.0}

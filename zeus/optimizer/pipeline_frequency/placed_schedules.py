@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import MOST_BYTES
+from zeus.optimizer.pipeline_frequency.plans import MOST_BYTES, why
 from zeus.optimizer.pipeline_frequency.schedules import (
     BACKWARD,
     FORWARD,
@@ -35,7 +35,7 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     looped,
     one_f_one_b,
 )
-from zeus_ipc.parsing import parse, read_file
+from zeus_ipc.parsing import Malformed, parse, read_file
 
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
 
@@ -284,17 +284,18 @@ def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
     name = os.fspath(path)
     try:
         text = read_file(path, MOST_BYTES)
+    except (OSError, Malformed) as error:
+        raise PipelineFrequencyError(
+            f"the schedule {name} cannot be read ({why(error)}); give 1f1b, gpipe, interleaved, "
+            "or a JSON or CSV file"
+        ) from None
+    try:
         if name.endswith(".csv"):
             rows = [line for line in csv.reader(text.decode().splitlines()) if any(line)]
             return from_actions(Path(path).stem, rows)
         return Pipeline.from_json(parse(text, MOST_BYTES), Path(path).stem)
     except PipelineFrequencyError as error:
         raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
-    except OSError as error:
-        raise PipelineFrequencyError(
-            f"the schedule {name} cannot be read ({error.strerror}); give 1f1b, gpipe, interleaved "
-            "or a JSON file"
-        ) from None
     except ValueError as error:
         raise PipelineFrequencyError(f"the schedule {name} is not valid JSON ({error})") from None
 

@@ -317,7 +317,7 @@ class Frontier:
             return FRONTIER.validate_python(data)
         except (OSError, Malformed) as error:
             raise PipelineFrequencyError(
-                f"the frontier {path} cannot be read ({_why(error)}); {hint}"
+                f"the frontier {path} cannot be read ({why(error)}); {hint}"
             ) from None
         except ValidationError as error:
             raise PipelineFrequencyError(
@@ -341,7 +341,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         text = read_file(path, MOST_BYTES).decode()
     except (OSError, ValueError) as error:
         raise PipelineFrequencyError(
-            f"the plan {os.fspath(path)} cannot be read ({_why(error)})"
+            f"the plan {os.fspath(path)} cannot be read ({why(error)})"
         ) from None
     try:
         stages = ast.literal_eval(text)
@@ -393,5 +393,6 @@ def parse_stages(stages: Any) -> tuple[tuple[Step, ...], ...]:
 _STAGES = TypeAdapter(Stages)
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
+    """Why `read_file` has failed: a clause."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
