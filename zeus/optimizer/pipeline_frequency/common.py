@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import Setting, Step
 from zeus.optimizer.pipeline_frequency.profile import RANKS, Row
 
@@ -93,6 +94,20 @@ class JobInfo(_Message):
             )
         return self
 
+    def check(self, **numbers: int) -> None:
+        """Checks numbers of a rank, such as `dp_rank`.
+
+        Raises:
+            PipelineFrequencyError: One is outside the job.
+        """
+        for name, number in numbers.items():
+            end = getattr(self, "world_size" if name == "rank" else f"{name[:2]}_degree")
+            if not 0 <= number < end:
+                raise PipelineFrequencyError(
+                    f"{name} {number} is outside the job: {name} must be from 0 to {end - 1}; "
+                    "ranks count from 0"
+                )
+
 
 def new_job_id(info: JobInfo, scheduler: str, now: datetime) -> str:
     """A unique id with the time and a description, which needs no quoting in a URL."""
@@ -129,9 +144,14 @@ class _OfRank(_Message):
     tp_rank: Rank
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """All four by name."""
+        return {name: getattr(self, name) for name in RANKS}
+
+    @property
     def place(self) -> dict[str, int]:
         """These numbers as columns of a profile."""
-        return {"stage": self.pp_rank, **{name: getattr(self, name) for name in RANKS}}
+        return {"stage": self.pp_rank, **self.numbers}
 
 
 class RankInfo(_OfRank):

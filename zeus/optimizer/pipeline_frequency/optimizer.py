@@ -100,11 +100,20 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         apply: Callable[[str], None] | None = None,
     ) -> None:
         _check_arguments(
-            {"rank": rank, "dp_rank": dp_rank, "pp_rank": pp_rank, "tp_rank": tp_rank},
             {"dp": dp_degree, "pp": pp_degree, "tp": tp_degree},
             world_size,
             server_url,
         )
+        job = JobInfo(
+            pp_degree=pp_degree,
+            dp_degree=dp_degree,
+            tp_degree=tp_degree,
+            world_size=world_size,
+            job_metadata=job_metadata,
+            schedule=schedule,
+            num_microbatches=num_microbatches,
+        )
+        job.check(rank=rank, dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank)
         if not framework.initialized():
             raise RuntimeError(
                 "PipelineFrequencyOptimizer needs torch.distributed: call "
@@ -116,15 +125,6 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             raise ImportError(
                 "PipelineFrequencyOptimizer needs httpx; install it with pip install 'zeusd[pfo]'"
             ) from None
-        job = JobInfo(
-            pp_degree=pp_degree,
-            dp_degree=dp_degree,
-            tp_degree=tp_degree,
-            world_size=world_size,
-            job_metadata=job_metadata,
-            schedule=schedule,
-            num_microbatches=num_microbatches,
-        )
         self._place = RankInfo(
             rank=rank, dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank, available_frequencies=[]
         )
@@ -459,9 +459,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             log.warning("the profile cannot be written to %s (%s)", path, error.strerror or error)
 
 
-def _check_arguments(
-    ranks: dict[str, int], degrees: dict[str, int], world_size: int, server_url: str
-) -> None:
+def _check_arguments(degrees: dict[str, int], world_size: int, server_url: str) -> None:
     for name, degree in degrees.items():
         if degree < 1:
             raise PipelineFrequencyError(f"{name}_degree must be at least 1, not {degree}")
@@ -471,12 +469,6 @@ def _check_arguments(
             f"dp_degree * pp_degree * tp_degree is {dp} * {pp} * {tp}, not the world_size "
             f"{world_size}; pass the degrees of the job's parallelism"
         )
-    limits = {"rank": world_size, "dp_rank": dp, "pp_rank": pp, "tp_rank": tp}
-    for name, limit in limits.items():
-        if not 0 <= ranks[name] < limit:
-            raise PipelineFrequencyError(
-                f"{name} must be from 0 to {limit - 1}, not {ranks[name]}; ranks count from 0"
-            )
     if not server_url.startswith(("http://", "https://")):
         raise PipelineFrequencyError(
             f"server_url must be such as http://master:7787, not {server_url!r}"

@@ -293,7 +293,7 @@ def test_an_internal_error_ends_the_clocks_and_not_the_training(
     [
         ({"world_size": 2}, "not the world_size 2"),
         ({"dp_degree": 0}, "dp_degree must be at least 1"),
-        ({"pp_rank": 1}, "pp_rank must be from 0 to 0"),
+        ({"pp_rank": 1}, "pp_rank 1 is outside the job: pp_rank must be from 0 to 0"),
         ({"rank": -1}, "rank must be"),
         ({"server_url": "master:7787"}, "server_url must be such as"),
         ({"device_id": 9}, "there is no GPU 9"),

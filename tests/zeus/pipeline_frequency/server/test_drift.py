@@ -107,6 +107,13 @@ def test_a_common_slowdown_or_no_drift_changes_no_plan() -> None:
     assert run(hiccups, 2, range(400), lambda rank, name, n: 1 + (n % 9 == 0) * rank) == []
 
 
+@pytest.mark.parametrize("pace", [1e308, 1e-300, 0.0])
+def test_a_time_that_cannot_be_is_no_pace(pace: float) -> None:
+    made = watch()
+    assert run(made, 2, range(300), lambda rank, name, n: pace if name == "forward" else 1.0) == []
+    assert set(made.paces.values()) == {1.0}
+
+
 def test_one_replica_that_is_slow_alone_is_a_straggler_and_no_drift() -> None:
     assert run(watch(2), 4, range(40), lambda rank, name, n: 1.1 if rank == 3 else 1.0) == []
     both = run(watch(2), 4, range(40), lambda rank, name, n: 1.1 if rank in (1, 3) else 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -325,3 +326,54 @@ def test_an_iteration_that_cannot_be_is_refused(serve: Serve, folder: str, itera
     assert "iteration" in refused(
         http.post(f"/progress/{job_id}", content=body, headers=headers), 422
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "others"), [(1e308, 1e-10), (5e-324, 5e-324), (0.0, 0.0), (1e308, 2.0)]
+)
+def test_times_that_cannot_be_change_no_plan_and_fail_nothing(
+    serve: Serve, folder: str, first: float, others: float
+) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http, 2)
+    for iteration in range(1, 12):
+        for body in rank_bodies(2):
+            time_s = others if body["dp_rank"] else first
+            report = {
+                "rank": body["rank"],
+                "version": 1,
+                "iteration": iteration + 1,
+                "iter_times": [[iteration, time_s]],
+            }
+            assert ok(http.post(f"/progress/{job_id}", json=report))["version"] == 1
+    seen = ok(http.get(f"/jobs/{job_id}"))
+    assert seen["stragglers"] == []
+    assert [one["slowdown"] for one in seen["pipelines"]] == [1.0, 1.0]
+    chosen = ok(http.post(f"/choose/{job_id}", json={"plan": 0}))
+    assert chosen["at_iteration"] < 10**9
+    ok(http.get("/jobs"))
+
+
+def test_registering_a_rank_costs_the_same_in_large_jobs() -> None:
+    """Counted in lines of code, which do not depend on the machine."""
+
+    def lines(ranks: int) -> int:
+        job = job_module.TrainingJob(common.JobInfo(**job_body(1, ranks)), 0.0)
+        infos = [common.RankInfo(**body) for body in rank_bodies(1, ranks)]
+        count = 0
+
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal count
+            count += 1
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            for info in infos:
+                job.register(info)
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert lines(400) < 2.5 * lines(200)

@@ -92,7 +92,7 @@ def test_a_rank_outside_the_job_is_refused(serve: Serve, plan_file: str, name: s
     job_id = ok(http.post("/register_job", json=job_body()))
     body = {**rank_bodies()[0], name: 2}
     sentence = refused(http.post(f"/register_rank/{job_id}", json=body), 422)
-    assert f"{name} 2 is outside" in sentence
+    assert f"{name} 2 is outside the job: {name} must be from 0 to " in sentence
 
 
 def test_registering_a_rank_again_does_no_harm(serve: Serve, plan_file: str) -> None:
@@ -118,6 +118,9 @@ def test_two_ranks_cannot_have_one_place(serve: Serve, plan_file: str) -> None:
     ok(http.post(f"/register_rank/{job_id}", json=body))
     sentence = refused(http.post(f"/register_rank/{job_id}", json={**body, "rank": 1}), 409)
     assert "which is rank 0" in sentence
+    # Once rank 0 has moved, its place is free.
+    ok(http.post(f"/register_rank/{job_id}", json={**body, "pp_rank": 1}))
+    ok(http.post(f"/register_rank/{job_id}", json={**body, "rank": 1}))
 
 
 def test_an_unknown_job_is_not_found(serve: Serve, plan_file: str) -> None:

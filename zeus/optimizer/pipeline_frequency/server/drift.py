@@ -32,6 +32,7 @@ from typing import Any
 
 from zeus.optimizer.pipeline_frequency.common import RankInfo
 from zeus.optimizer.pipeline_frequency.plans import Setting
+from zeus.optimizer.pipeline_frequency.server.stragglers import near
 
 Kind = tuple[int, str]
 """A stage, and the name of an instruction."""
@@ -90,7 +91,7 @@ class DriftWatch:
         paces: dict[str, float] = {}
         for name, setting, time_s in times:
             planned_s = self._planned.get((info.pp_rank, name, setting))
-            if planned_s:
+            if planned_s and near(time_s / planned_s):
                 paces[name] = min(time_s / planned_s, paces.get(name, math.inf))
         for name, pace in paces.items():
             seen = self._seen.setdefault((rank, name), deque(maxlen=self._rules.window))

@@ -40,6 +40,9 @@ LEAD = 2.5
 FRESH_S = 60.0
 """Ranks that have not reported for this long do not affect when a plan starts."""
 
+SHORTEST_S = 1e-4
+"""No iteration is shorter, s; a report of less must not delay a plan without end."""
+
 
 class Refused(PipelineFrequencyError):
     """A request that cannot be fulfilled.
@@ -116,6 +119,7 @@ class TrainingJob:
         self.created_s = now_s
         self.heard_s = now_s
         self.ranks: dict[int, RankInfo] = {}
+        self._at: dict[tuple[int, int, int], int] = {}
         self.progress: dict[int, RankProgress] = {}
         self.profiles: dict[int, RankProfile] = {}
         self.failure: Refused | None = None
@@ -160,19 +164,9 @@ class TrainingJob:
             Whether anything changed.
 
         Raises:
-            Refused: Its data are not valid.
+            PipelineFrequencyError: Its data are not valid.
         """
-        info = self.info
-        for name, value, degree in (
-            ("rank", rank.rank, info.world_size),
-            ("dp_rank", rank.dp_rank, info.dp_degree),
-            ("pp_rank", rank.pp_rank, info.pp_degree),
-            ("tp_rank", rank.tp_rank, info.tp_degree),
-        ):
-            if value >= degree:
-                raise Refused(
-                    422, f"{name} {value} is outside the job, which has {degree}: 0 to {degree - 1}"
-                )
+        self.info.check(**rank.numbers)
         known = self.ranks.get(rank.rank)
         if known == rank:
             return False
@@ -182,24 +176,22 @@ class TrainingJob:
                 f"rank {rank.rank} has registered with other figures, and the job is running; "
                 "register a new job if it has changed",
             )
-        place = (rank.dp_rank, rank.pp_rank, rank.tp_rank)
-        for other in self.ranks.values():
-            if other.rank != rank.rank and place == (other.dp_rank, other.pp_rank, other.tp_rank):
-                raise Refused(
-                    409,
-                    f"rank {rank.rank} says it is dp_rank {place[0]}, pp_rank {place[1]}, tp_rank "
-                    f"{place[2]}, which is rank {other.rank}; each rank needs a place of its own",
-                )
+        place = _place(rank)
+        other = self.ranks.get(self._at.get(place, rank.rank))  # it may have moved since
+        if other is not None and other.rank != rank.rank and _place(other) == place:
+            raise Refused(
+                409,
+                f"rank {rank.rank} says it is dp_rank {place[0]}, pp_rank {place[1]}, tp_rank "
+                f"{place[2]}, which is rank {other.rank}; each rank needs a place of its own",
+            )
+        self._at[place] = rank.rank
         self.ranks[rank.rank] = rank
         return True
 
     def known_rank(self, rank: int) -> RankInfo:
-        """Raises Refused if it has not registered."""
+        """Raises PipelineFrequencyError if it is outside the job, or has not registered."""
         if rank not in self.ranks:
-            if rank >= self.info.world_size or rank < 0:
-                raise Refused(
-                    422, f"rank {rank} is outside the job, which has {self.info.world_size}"
-                )
+            self.info.check(rank=rank)
             raise Refused(409, f"rank {rank} has not registered; POST /register_rank first")
         return self.ranks[rank]
 
@@ -402,7 +394,10 @@ class TrainingJob:
         heard = [one for one in self.progress.values() if now_s - one.heard_s < FRESH_S]
         if not heard:
             return 0, 0
-        paces = [max(one.per_second, 1 / one.time_s if one.time_s else 0.0) for one in heard]
+        paces = [
+            max(one.per_second, 1 / max(one.time_s, SHORTEST_S) if one.time_s else 0.0)
+            for one in heard
+        ]
         if self.frontier is not None and not max(paces) and self.frontier.plans[-1].time_s > 0:
             # No iteration has ended yet: assume the fastest plan's time.
             paces.append(1 / self.frontier.plans[-1].time_s)
@@ -530,7 +525,9 @@ class TrainingJob:
         for name in JobState.model_fields.keys() - {"slowdowns"}:
             setattr(job, name, getattr(state, name))
         job.version = max(state.version, int(now_s))
-        job.ranks, job.frontier = ranks, frontier
+        for rank in ranks.values():
+            job.register(rank)
+        job.frontier = frontier
         if frontier is not None:
             job._watch(frontier, state.slowdowns)
         return job
@@ -550,6 +547,10 @@ class TrainingJob:
         if self.frontier is not None or any(one.frequencies for one in self.schedules.values()):
             return "running"
         return "profiling" if self.schedules else "registering"
+
+
+def _place(rank: RankInfo) -> tuple[int, int, int]:
+    return rank.dp_rank, rank.pp_rank, rank.tp_rank
 
 
 def ranks_in_words(ranks: list[int]) -> str:

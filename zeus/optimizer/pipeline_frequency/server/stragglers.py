@@ -34,6 +34,14 @@ from zeus.optimizer.pipeline_frequency.plans import Frontier
 PENDING = 4096
 """Most iterations that are kept while some rank has not reported them."""
 
+FAR = 1000.0
+"""A time this many times the plan's, or so much less than it, is no measurement of this plan."""
+
+
+def near(ratio: float) -> bool:
+    """Whether a ratio of measured to predicted time is one of the plan in force."""
+    return 1 / FAR < ratio < FAR
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -97,7 +105,8 @@ class StragglerWatch:
         Returns:
             Whether `slowdowns` has changed.
         """
-        if iteration <= self._after or rank not in self._ranks or len(self._pipelines) < 2:
+        known = rank in self._ranks and len(self._pipelines) > 1
+        if iteration <= self._after or not known or not near(ratio):
             return False
         reported = self._pending.setdefault(iteration, {})
         reported[rank] = ratio
@@ -119,8 +128,6 @@ class StragglerWatch:
             max(median(self._ratios[rank]) for rank in ranks) for ranks in self._pipelines
         )
         least = min(self._paces)
-        if least <= 0:
-            return False
         changed = False
         for pipeline, pace in enumerate(self._paces):
             recent = self._recent[pipeline]
