@@ -228,8 +228,9 @@ class Accounts:
 
     def forget(self, uid: int) -> int:
         """Replaces a user by a random number. Returns the number of rows changed."""
-        self.stored += 1
-        return self._store.forget(uid)
+        changed = self._store.forget(uid)
+        self.stored += changed > 0  # without a change, nothing was written
+        return changed
 
     def totals(self) -> list[LedgerTotal]:
         """Counters since the ledger began, at the last settlement."""

@@ -388,8 +388,16 @@ def test_a_forgotten_user_leaves_every_sum_as_it_was(world: World) -> None:
     for by in ("job", "user"):
         assert "7" not in usage(accounts, by)
         assert "uid 1000" not in usage(accounts, by)
+    stored = accounts.stored  # what it counts says that the ledger works again
+    assert accounts.forget(1000) == 0
+    assert accounts.stored == stored
     world.tick(100, 10)
     assert usage(accounts, "user")["uid 1000"] == 100
+    stored = accounts.stored
+    accounts.close()
+    with pytest.raises(sqlite3.Error):
+        accounts.forget(1000)
+    assert accounts.stored == stored
     for path in world.directory.iterdir():
         path.unlink()
 
