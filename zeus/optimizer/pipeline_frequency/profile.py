@@ -23,8 +23,8 @@ SETTING = "setting"
 RANKS = ("rank", "dp_rank", "pp_rank", "tp_rank")
 INSTRUCTIONS = ("forward", "backward")
 
-_LONGEST_S = 3600.0
-"""A longer time of one instruction must be in milliseconds."""
+_TIMES_S = (1e-9, 3600.0)
+"""Shortest and longest time of one instruction; a longer one must be in milliseconds."""
 
 _POWER_W = (3.0, 100_000.0)
 """Plausible mean power of an instruction on one GPU, or on all GPUs of a stage; outside, units are
@@ -304,8 +304,8 @@ def _check_units(measured: _Measured) -> None:
                         "seconds, energies joules"
                     )
         for row, place in found:
-            if row.time > _LONGEST_S:
+            if not _TIMES_S[0] <= row.time <= _TIMES_S[1]:
                 raise PipelineFrequencyError(
                     f"{place}, column time: {row.time} s for one instruction; times are seconds, "
-                    "are these milliseconds?"
+                    f"{_TIMES_S[0]:g} to {_TIMES_S[1]:g}: are these milliseconds?"
                 )
