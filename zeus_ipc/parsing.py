@@ -21,18 +21,16 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 """Most levels of maps and lists in each other; no message or file of ours has more than 6."""
 
-MAX_DIGITS = 20
-"""Most digits of an integer: those of 64 bits."""
-
 
 class Malformed(ValueError):
     """Data from outside that cannot be used; the text is a clause that says why."""
 
 
 def _integer(text: str) -> int:
-    if len(text.lstrip("-")) > MAX_DIGITS:
-        raise Malformed(f"an integer has more than {MAX_DIGITS} digits")
-    return int(text)
+    # A message has no others. The length first: thousands of digits take long to convert.
+    if len(text) > 20 or not -(2**63) <= (number := int(text)) < 2**64:
+        raise Malformed("an integer has more digits than fit in 64 bits")
+    return number
 
 
 def _number(text: str) -> float:

@@ -29,6 +29,8 @@ def nested(depth: int) -> str:
         ("1e999", "finite"),
         ('{"a": [-1e999]}', "finite"),
         ("9" * 400, "digits"),
+        (str(2**64), "64 bits"),
+        (str(-(2**63) - 1), "64 bits"),
         ("-" + "9" * 5000, "digits"),
         (nested(MAX_DEPTH + 1), "levels"),
         (nested(1000), "levels"),
