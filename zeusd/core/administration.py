@@ -151,6 +151,7 @@ class Administration:
         def persist(uuid: str) -> None:
             controls = dict.fromkeys(request.controls)
             machines = [self._node.machine(uuid, control) for control in controls]
+            refuse_if(self._node.closed)
             for machine in machines:
                 refuse_if(_unset(machine, peer))
             self._persist_gpu(pending, uuid, machines, peer.uid)

@@ -284,6 +284,8 @@ def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
     assert world.driver_open is False  # from here on the world fails every call to a device
     assert world.set_power(ALICE, 200)["error"]["code"] == "quiesced"
     assert restore(world)["error"]["code"] == "quiesced"
+    kept = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])["result"]["gpus"]
+    assert kept[GPU0]["error"]["code"] == "quiesced"
     assert world.call(BOB, "hello")["result"]["quiesced_ns"] is not None
     assert world.call(ADMIN, "quiesce")["result"]["since_ns"] == result.since_ns
     world.advance(100)
