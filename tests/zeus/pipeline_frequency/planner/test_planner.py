@@ -490,3 +490,35 @@ def test_an_instruction_without_a_setting_takes_the_same_in_every_plan(exact: bo
         runs = timeline(profile, pipeline, plan.stages, change_time_s=0.1)
         assert totals(runs, 1, 80.0) == pytest.approx((plan.time_s, plan.energy_j))
     assert frontier.plans[-1].time_s == pytest.approx(2 * 3.0 + 0.75)
+
+
+def test_programs_that_take_long_do_not_hold_up_a_small_pipeline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With identical stages some take minutes: then it is planned as larger ones are."""
+    now_s, limits_s = 0.0, []
+    best = Program.best
+
+    def slow(self: Program, *given: Any, time_limit_s: float) -> Any:
+        nonlocal now_s
+        now_s += time_limit_s
+        limits_s.append(time_limit_s)
+        return best(self, *given, time_limit_s=time_limit_s)
+
+    monkeypatch.setattr(Program, "best", slow)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    profile = InstructionProfile(
+        {
+            (stage, name, 0): [Option(1410 - 60 * k, 1 + 0.3 * k, 300 - 20 * k) for k in range(6)]
+            for stage in range(3)
+            for name in INSTRUCTIONS
+        }
+    )
+    planner = Planner(profile, gpipe(3, 1), p2p_power_w=20.0)
+    made = planner.frontier()
+    assert limits_s
+    assert sum(limits_s) <= 30.0
+    assert len(made.plans) > 1
+    assert all(0 <= plan.gap < 0.05 for plan in made.plans)
+    one = planner.deadline(1.1 * planner.fastest_time_s).plans[0]
+    assert one.time_s <= 1.1 * planner.fastest_time_s

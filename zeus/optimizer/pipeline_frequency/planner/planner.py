@@ -8,6 +8,7 @@ frontier's, and a later question never gets a worse answer than an earlier one h
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -41,10 +42,14 @@ from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 
 SMALL = 48
 """Choices, summed over instructions, up to which plans are exact unless told otherwise: a program
-in whole numbers then takes a tenth of a second at most."""
+in whole numbers then mostly takes a tenth of a second."""
 
 _SMALL_POINTS = 100
 _EXACT_LIMIT_S = 600.0
+_SMALL_LIMIT_S = 2.0
+_SMALL_TOTAL_S = 20.0
+"""A small pipeline whose programs take longer in all is planned as larger ones are."""
+
 _APART = 5e-7
 """Share of the longest time within which an exact frontier has one plan: the solver's tolerance."""
 
@@ -103,6 +108,7 @@ class Planner:
         self._exact = exact
         self._small = exact is None and choices <= SMALL
         self._exactly = exact or self._small
+        self._left_s = _SMALL_TOTAL_S if self._small else math.inf
         self._proven: list[tuple[float, float]] = []  # deadline, least effective energy
         self._free = self.changes == Changes()
         self._search = PlanSearch(problem)
@@ -181,7 +187,7 @@ class Planner:
         self._finder.everywhere(lambda done, of: tell(done, 2 * of))
         if self._exactly and points != 1:
             pool = self._exact_plans(points or (_SMALL_POINTS if self._small else MAX_PLANS))
-        else:
+        if not self._exactly or points == 1:
             pool = self._finder.pool
         if not len(pool.time_s):
             raise self.too_few()
@@ -315,7 +321,11 @@ class Planner:
 
     def _add_exact(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
         """The best plan within a deadline, which is known from then on; None: there is none."""
-        found = self._program.best(limit_s, price_w, time_limit_s=_EXACT_LIMIT_S)
+        begin_s = time.monotonic()
+        program_s = _SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S
+        found = self._program.best(limit_s, price_w, time_limit_s=program_s)
+        self._left_s -= time.monotonic() - begin_s
+        self._exactly = self._left_s > 0
         if found is None:
             return None
         plan, bound_j = found
@@ -345,7 +355,7 @@ class Planner:
         slow = solve(math.inf)
         fast = solve(self.fastest_time_s) or slow
         steps = [] if slow is None or fast is None else [(fast, slow, False)]
-        while steps and len(pool.time_s) < most:
+        while steps and len(pool.time_s) < most and self._exactly:
             steps.sort(key=lambda step: step[0][1] - step[1][1])
             fast, slow, asked = steps.pop()
             last_s = slow[0] - apart_s
