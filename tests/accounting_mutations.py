@@ -452,7 +452,7 @@ PROMETHEUS = (
     Mutation(
         "idle energy is no account's",
         "zeusctl.exporter.accounting._accounts",
-        never("kind"),
+        sets("charged", "ledger.totals"),
         (
             "tests/zeusctl/test_accounting_metrics.py::test_accounts_idle_and_unattributed_energy_add_up_to_the_counters",
         ),

@@ -300,7 +300,10 @@ def table(**settings: object) -> Budget:
         (lambda: budget(399), "site: 399 W is below the minimum limits of its GPUs (400 W)"),
         (lambda: budget(500, reserve_w=200), "allow 600 W or remove nodes"),
         (lambda: Budget((Domain("site", 10**6, frozenset("a")),), {"a": 1, "b": 1}), "b is not in"),
-        (lambda: Budget((Domain("site", 10**6, frozenset("ab")),), {"a": 1}), "has b, which has"),
+        (
+            lambda: Budget((Domain("site", 10**6, frozenset("ab")),), {"a": 1}),
+            "b of site needs a floor",
+        ),
         (lambda: table(reserve_w=-1, nodes={"a": 1}), "reserve_w: -1 W is not possible; give 0 W"),
         (lambda: table(nodes={"a": 1, "b": -1}), "nodes.b: -1 W is not possible; give 0 W to 1 GW"),
         (lambda: table(limit_w="lots", nodes={"a": 1}), "limit_w: 'lots' is not a power; write"),

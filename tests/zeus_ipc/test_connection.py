@@ -586,7 +586,7 @@ def test_a_request_that_is_too_long_is_not_sent(path: str) -> None:
     transport = SocketTransport(path)  # nobody listens
     request = {"v": 1, "op": "state", "gpus": ["GPU-1" * 4000]}
     for send in (transport.request, transport.send):
-        with pytest.raises(RequestRejected, match=r"200\d\d bytes, and zeusd takes 16384"):
+        with pytest.raises(RequestRejected, match=r"200\d\d bytes, and zeusd accepts 16384"):
             send(request, 10.0)
 
 

@@ -335,7 +335,7 @@ def test_a_missing_system_on_chip_is_reported_by_the_monitor(node: VirtualNode) 
 
 
 def test_where_this_machine_is_can_be_unknown() -> None:
-    with pytest.raises(ConnectionError, match="give the latitude and the longitude yourself"):
+    with pytest.raises(ConnectionError, match="pass latitude and longitude"):
         get_ip_lat_long("http://127.0.0.1:9")
 
 
