@@ -334,7 +334,7 @@ def _fields(row: Callable[..., Any]) -> dict[str, _Column]:
         types = [kind.get("type", "") for kind in kinds]
         found[name] = _Column(
             name,
-            TypeAdapter(list[hint], config=config),  # type: ignore[valid-type]
+            TypeAdapter(list[hint], config=config),  # type: ignore[valid-type]  # made at run time
             _in_words({**kinds[0], **known}),
             str if "string" in types else _KINDS.get(types[0], str),
             "null" in types or parameter.default is not inspect.Parameter.empty,

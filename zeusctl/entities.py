@@ -326,7 +326,7 @@ def holder(lease: Lease) -> str:
 
 
 class Lease(Entity):
-    """Who holds a control."""
+    """One control of a GPU, its value, and the process that holds it."""
 
     gpu: int = column("GPU", text=place, number=True)
     """Its index; -1: zeusd does not find the GPU."""

@@ -54,7 +54,7 @@ class Command:
 
 
 def _click(command: object, *arguments: str) -> tuple[int, str]:
-    found = CliRunner().invoke(command, arguments)  # type: ignore[arg-type]
+    found = CliRunner().invoke(command, arguments)  # type: ignore[arg-type]  # any command
     assert not found.exception or isinstance(found.exception, SystemExit), found.exception
     return found.exit_code, found.output
 
@@ -79,7 +79,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Command]:
 
     def replay(*options: object) -> tuple[int, str]:
         given = {"--steps": steps, "--energy": energy, "--out": out, "--totals": folder / "t.json"}
-        given |= dict(zip(options[::2], options[1::2], strict=True))  # type: ignore[arg-type]
+        given |= dict(zip(options[::2], options[1::2], strict=True))  # type: ignore[arg-type]  # texts
         pairs = [str(one) for pair in given.items() for one in pair]
         return _click(serving, "replay", "--method", "tokens", *pairs)
 

@@ -27,7 +27,7 @@ def get_env(name: str, valtype: Callable[[str], T], default: T | None = None) ->
         if default is None:
             raise ValueError(f"The environment variable {name} is not set; set it")
         return default
-    convert: Callable[[str], T] = _boolean if valtype is bool else valtype  # type: ignore[assignment]
+    convert: Callable[[str], T] = _boolean if valtype is bool else valtype  # type: ignore[assignment]  # T is bool
     try:
         return convert(text)
     except (KeyError, ValueError):

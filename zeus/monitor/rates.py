@@ -194,12 +194,12 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        self.__init__(*self._compute())  # type: ignore[misc]
+        self.__init__(*self._compute())  # type: ignore[misc]  # known only now
         return object.__getattribute__(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
         if "_compute" in vars(self):
-            self.__init__(*self._compute())  # type: ignore[misc]
+            self.__init__(*self._compute())  # type: ignore[misc]  # known only now
         return {name: value for name, value in vars(self).items() if name != "_compute"}
 
 

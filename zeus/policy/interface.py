@@ -72,8 +72,8 @@ class Estimate:
 class BatchSizeOptimizer(ABC):
     """Chooses the batch size of each run of recurring jobs.
 
-    This is all that a policy needs. What some can do besides are the protocols below: who wants
-    it asks, as in `isinstance(policy, Transfers)`, and a policy has it if it has the methods.
+    This is all that a policy needs. The protocols below are abilities that only some policies
+    have: `isinstance(policy, Transfers)` is true if a policy has the methods of that protocol.
     """
 
     @property

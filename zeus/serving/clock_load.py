@@ -282,8 +282,8 @@ class RateBound:
 
     In the last quarter of a minute's changes, a lower clock waits so long after the last change
     that there is room for the way up. So the limit, at which only the highest clock is left, is
-    rarely reached. A minute is one of elapsed time: time that goes back elapses nothing, and makes
-    room for no further change.
+    rarely reached. A minute is 60 s of elapsed time: a clock that is set back adds none, and so
+    permits no further change.
 
     Args:
         per_minute: Most changes; at least 2.

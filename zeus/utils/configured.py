@@ -19,7 +19,7 @@ class Configured:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _recorded(vars(cls)["__init__"])  # type: ignore[method-assign]
+            cls.__init__ = _recorded(vars(cls)["__init__"])  # type: ignore[method-assign]  # wrapped
 
     def __reduce__(self) -> tuple[Any, ...]:
         import pickle  # with what asks for this, so that zeus itself is imported sooner
