@@ -24,7 +24,7 @@ _Wanted = tuple[int, int | None] | None
 RETRY_S = 1.0
 """Interval between retries to a zeusd that does not answer."""
 STEP_WAIT_S: float | None = 0.02
-"""How long a training step waits for the thread."""
+"""How long a training step waits for the thread, s; None: until it is done, as in virtual time."""
 
 
 @dataclass(frozen=True)
