@@ -174,10 +174,11 @@ import os, signal, sys
 file = open(sys.argv[1], "a", buffering=1)
 caught = [number for number in signal.valid_signals() if number not in map(int, sys.argv[2:])]
 for number in caught:
-    signal.signal(number, lambda number, _: file.write(f"{number}\\n"))
+    signal.signal(number, lambda *_: None)  # not ignored
+signal.pthread_sigmask(signal.SIG_BLOCK, caught)  # none is lost between two waits
 file.write(f"{os.getpid()}\\n")
 while True:
-    signal.pause()
+    file.write(f"{signal.sigwait(caught)}\\n")
 """
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 """What a process gets for its own mistakes."""

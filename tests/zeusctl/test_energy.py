@@ -82,7 +82,8 @@ def test_all_ways_to_sum_agree_with_the_meters(ctl: Ctl) -> None:
         assert said.code == 0, said.err
         report = json.loads(said.out)
         assert sum(one["energy_j"] for one in report["sums"]) == pytest.approx(report["metered_j"])
-    wait_for(lambda: "namespace ml" in ctl("energy").out, "energy of the pods to be known")
+    pods = {"pod ml/train-0", "pod ml/train-1"}
+    wait_for(lambda: pods <= {*rows(ctl, "--by", "pod")}, "energy of both pods to be known")
     table = ctl("energy").out
     assert "(idle)" in table.splitlines()[-1]
     assert rows(ctl, "--by", "pod")["pod ml/train-1"]["exact"] == "True"  # idle: shared by rule
