@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.bounds import PERSISTED, Bounds, Ceilings
+from zeusd.core.control_audit import ControlAudit
 from zeusd.core.effects import Forget, Put, Read, Reading, Write
 from zeusd.core.entries import PENDING, Ceiling, Loss, PendingRestore, key_of
 from zeusd.core.holding import MAX_WAITING, ZEUSD, Lease, LeaseState, Set, SetQueue
@@ -139,6 +140,7 @@ class ControlMachine:
         self.spec = SPECS[control]
         self.key = key_of(PENDING, gpu, control)
         self.out = node.out
+        self.audit = ControlAudit(gpu, control, node.out)
         self.node = node
         self.life = Lifecycle()
         self.bounds = Bounds(gpu, control, site, self.out, override)
@@ -208,7 +210,7 @@ class ControlMachine:
             return
         before, self._seen = self._seen, value
         if value not in (before, self.target, self.bounds.resting):
-            self._note_outside(before or self.target, value, "noticed")
+            self.audit.outside(before or self.target, value, "noticed")
         if self.bounds.active and value > self.target and value != self.bounds.resting:
             self.ceilings_moved()
 
@@ -243,7 +245,7 @@ class ControlMachine:
 
     def persist(self, ceiling: Ceiling) -> None:
         """What the holder has set becomes a ceiling; its lease is to end."""
-        self.note_values("persisted", self.target, ceiling.value, self.lease)
+        self.audit.values("persisted", self.target, ceiling.value, self.lease)
         self.ceilings[PERSISTED] = ceiling
 
     def ceilings_moved(self, then: Then | None = None) -> None:
@@ -647,7 +649,7 @@ class ControlMachine:
             kept = (found,) if self.bounds.override else ()
             self.values = self.values.after(self.out.now_ns, *kept)
             if self.bounds.pinned:
-                self._note_outside(possible[-1], found, "noticed")
+                self.audit.outside(possible[-1], found, "noticed")
             if self.holding.current is not lease:
                 item.done(self.holding.gone(item.peer))
                 return
@@ -655,7 +657,7 @@ class ControlMachine:
             self._found, reads = found, False
         failure = self._failure(value, outcome)
         shown = outcome.value if isinstance(outcome, Holds) else value
-        self._note_change("set", possible[-1], shown, failure, lease)
+        self._note_write("set", possible[-1], shown, failure, lease)
         if isinstance(outcome, Holds) and self.spec.readable:
             self.record(soon=self.values.newest == value)
         elif failure is not None and self.holding.current is lease:
@@ -701,7 +703,7 @@ class ControlMachine:
                 outcome = yield WriteControl(wanted, found)
                 failure = self.trouble = self._failure(wanted, outcome)
                 shown = outcome.value if isinstance(outcome, Holds) else wanted
-                self._note_change("ceiling", found, shown, failure, lease)
+                self._note_write("ceiling", found, shown, failure, lease)
                 if failure is not None:
                     again_ns = self.out.now_ns + RETRY_FIRST_NS
                 else:
@@ -763,9 +765,9 @@ class ControlMachine:
         if result.foreign:
             self._note_foreign(restoration, result)
         if kind == "restored":
-            self._note_change("restore", result.found, in_force, None)
+            self._note_write("restore", result.found, in_force, None)
             if not self.spec.merges and in_force != plan.target:
-                self._note_clamped(plan.target, in_force)
+                self.audit.clamped(plan.target, in_force)
         if kind in ("restored", "already_back"):
             bounds.rest(in_force if self._rests else None)
             if plan.target != self.target:
@@ -794,7 +796,7 @@ class ControlMachine:
         self.out.add(Forget(self.key))
         if restoration.required and restoration.reason not in (CEILING, SITE_LIMIT):
             reason = restoration.reason
-            self.note("lease_ended", self.lease, reason=reason, result=kind)
+            self.audit.note("lease_ended", self.lease, reason=reason, result=kind)
         self.life.on(Event.DONE)
         self.holding.lease = None
         self.values = self.values.after(self.out.now_ns)
@@ -813,13 +815,13 @@ class ControlMachine:
         if failure is not None and not restoration.required and result.refused:
             unsupported = failure.outcome is Outcome.UNSUPPORTED
             if result.wrote and not (unsupported and restoration.reason == "reset"):
-                self._note_change("restore", result.found, result.in_force, failure)
+                self._note_write("restore", result.found, result.in_force, failure)
             unwritten = failure.outcome is None and restoration.reason != SITE_LIMIT
             if failure.outcome in _HOPELESS or unwritten:
                 self._finish(restoration, "failed", failure)
                 return
         elif result.wrote:
-            self._note_change("restore", result.found, result.in_force, failure)
+            self._note_write("restore", result.found, result.in_force, failure)
         restoration.required |= not result.refused  # it may be in force
         self.life.on(Event.WAIT)
         if failure is None:
@@ -852,7 +854,7 @@ class ControlMachine:
         pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), RETRY_MAX_NS)
         self.out.due_ns[self.retry_now] = self.out.now_ns + pause_ns
         what = {"attempt": attempt, "retry_in_s": pause_ns / 1e9, "error": failure.message}
-        self.note("restore_failed", warning=True, **what)
+        self.audit.note("restore_failed", warning=True, **what)
         self._refuse_waiting()
 
     # --------------------------------------------------------------------------------- internals
@@ -863,9 +865,9 @@ class ControlMachine:
         if current in (self.target, bounds.resting) or bounds.pinned:
             return
         if bounds.override and not self.spec.merges:
-            self._note_outside(self.target, current, "overridden")
+            self.audit.outside(self.target, current, "overridden")
             return
-        self._note_outside(self.target, current, "adopted")
+        self.audit.outside(self.target, current, "adopted")
         bounds.rest(None)  # the value in force is an outside change
         bounds.aim_at(current)
 
@@ -897,47 +899,7 @@ class ControlMachine:
         """Writes the state to the journal, although no device write depends on it."""
         self.out.add(Put(self.key, self.pending_restore(), soon))
 
-    # ------------------------------------------------------------------------------ the audit log
-
-    def note(
-        self, event: str, by: Lease | Peer | None = None, warning: bool = False, **fields: Any
-    ) -> None:
-        """Writes a record about this control, and the user who caused it."""
-        who = {} if by is None else by.fields
-        where = {"gpu": self.gpu, "control": self.control.value}
-        self.out.note(event, warning, **{**where, **who, **fields})
-
-    def note_values(
-        self,
-        event: str,
-        old: ControlValue,
-        new: ControlValue,
-        by: Lease | Peer | None = None,
-        warning: bool = False,
-        **more: str,
-    ) -> None:
-        """Writes a record about two values."""
-        values = {"old": describe(self.control, old), "new": describe(self.control, new)}
-        self.note(event, by, warning, **values, **more)
-
-    def _note_outside(self, old: ControlValue, new: ControlValue, result: str) -> None:
-        self.note_values("outside_change", old, new, warning=True, result=result)
-
-    def _note_foreign(self, restoration: Restoration, result: Result) -> None:
-        assert result.found is not None
-        newest = self.values.newest
-        if newest is None:
-            return
-        if result.kind == "changed_outside":
-            self._note_outside(newest, result.found, "kept")
-        elif self.bounds.override and restoration.reason not in ("reset", CEILING):
-            self._note_outside(newest, result.found, "overridden")
-
-    def _note_clamped(self, old: ControlValue, new: ControlValue) -> None:
-        reason = "the device does not take the restore target exactly"
-        self.note_values("restore_clamped", old, new, warning=True, reason=reason)
-
-    def _note_change(
+    def _note_write(
         self,
         event: str,
         old: ControlValue | None,
@@ -945,13 +907,15 @@ class ControlMachine:
         failure: Failure | None,
         lease: Lease | None = None,
     ) -> None:
-        lease = lease or self.lease
-        assert lease is not None
         reason = "requested" if self._restoration is None else self._restoration.reason
-        fields = {
-            "old": "unknown" if old is None else describe(self.control, old),
-            "new": describe(self.control, new),
-            "reason": reason,
-            "result": "ok" if failure is None else failure.message,
-        }
-        self.note(event, lease, failure is not None, **fields)
+        self.audit.write(event, old, new, failure, lease or self.lease, reason)
+
+    def _note_foreign(self, restoration: Restoration, result: Result) -> None:
+        assert result.found is not None
+        newest = self.values.newest
+        if newest is None:
+            return
+        if result.kind == "changed_outside":
+            self.audit.outside(newest, result.found, "kept")
+        elif self.bounds.override and restoration.reason not in ("reset", CEILING):
+            self.audit.outside(newest, result.found, "overridden")

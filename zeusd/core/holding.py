@@ -290,7 +290,7 @@ class LeaseState:
         lease = self.lease
         assert lease is not None
         ttl_s = lease.ttl_ns / 1e9
-        self._control.note("lease_expired", lease, warning=True, ttl_s=ttl_s)
+        self._control.audit.note("lease_expired", lease, warning=True, ttl_s=ttl_s)
         self._control.revoke("expired", f"its heartbeat stopped for {ttl_s:g} s")
 
     # ---------------------------------------------------------------------------------- refusals

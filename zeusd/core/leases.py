@@ -102,7 +102,7 @@ class LeaseRequests:
                 machine.release(reason, then=back)
                 continue
             by = f"the lease of user {lease.uid}"  # the record of its end has the holder
-            machine.note("revoked", peer, lease=lease.name, reason=by)
+            machine.audit.note("revoked", peer, lease=lease.name, reason=by)
             machine.revoke("revoked", self._who_ended(machine, peer), then=back)
 
     @staticmethod

@@ -57,7 +57,7 @@ class CeilingRequests:
         if machine.ceilings.pop(name, None) is not None:
             self._schedule()
             after = machine.bounds.highest()
-            machine.note_values("ceiling_removed", before, after, peer, reason=name)
+            machine.audit.values("ceiling_removed", before, after, peer, reason=name)
         machine.ceilings_moved(then)
         # Last: by now the journal has the value that the device holds because of it.
         self._out.add(Forget(self._key(machine, name)))
@@ -94,7 +94,7 @@ class CeilingRequests:
                 key = self._key(machine, name)
                 self._out.add(Forget(key) if ceiling is None else Put(key, ceiling))
                 after = machine.bounds.highest()
-                machine.note_values("ceiling_expired", before, after, reason=name)
+                machine.audit.values("ceiling_expired", before, after, reason=name)
                 machine.ceilings_moved()
         self._schedule()
 
@@ -208,7 +208,7 @@ class CeilingRequests:
         machine.ceilings[name] = ceiling
         self._schedule()
         if (after := machine.bounds.highest()) != before:  # a later deadline alone is not logged
-            machine.note_values("ceiling_set", before, after, peer, reason=name)
+            machine.audit.values("ceiling_set", before, after, peer, reason=name)
         machine.ceilings_moved(partial(self._followed, pending, machine))
 
     @staticmethod

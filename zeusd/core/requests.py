@@ -310,7 +310,7 @@ class Requests:
 
     def _refused(self, peer: Peer, machine: ControlMachine, refusal: Failure) -> None:
         if self._refusals.take(self._node.owner_of(peer.uid), self._out.now_ns):
-            machine.note("refused", peer, warning=True, result=refusal.message)
+            machine.audit.note("refused", peer, warning=True, result=refusal.message)
 
     def _check_set(
         self, right: Right, machine: ControlMachine, asked: ControlValue | None
