@@ -34,8 +34,10 @@ REASONS = {
     0x40: "hardware thermal",
     0x80: "power brake",
     0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
 }
-"""Bits of nvmlClocksEventReasons (nvml.h)."""
+"""Bits of nvmlClocksEventReasons (nvml.h of driver R615)."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,11 +55,16 @@ def style(text: str, fg: str | None = None, bold: bool = False) -> str:
     return click.style(text, fg=fg, bold=bold or None) if use_color() else text
 
 
+def named_reasons(bits: int) -> dict[int, str]:
+    """Names of all bits that are known, and of those that are set: of a newer driver, numbers."""
+    places = [1 << place for place in range(bits.bit_length())]
+    return {bit: hex(bit) for bit in places if bits & bit} | REASONS
+
+
 def reasons(bits: int | None) -> list[str]:
     """Names of a GPU's throttle reasons; idleness is not one."""
-    if bits is None:
-        return []
-    return [name for bit, name in REASONS.items() if bits & bit and bit != 0x1]
+    names = named_reasons(bits or 0).items()
+    return [name for bit, name in sorted(names) if (bits or 0) & bit and bit != 0x1]
 
 
 @lru_cache(maxsize=1024)

@@ -76,6 +76,8 @@ def test_reasons_leave_idleness_out() -> None:
     assert text.reasons(0x1) == []
     assert text.reasons(0x4 | 0x40 | 0x1) == ["power limit", "hardware thermal"]
     assert text.reasons(None) == []
+    assert text.reasons(0x200 | 0x400 | 0x1) == ["board limit", "reliability"]
+    assert text.reasons(0x4 | 0x10000) == ["power limit", "0x10000"]  # of a newer driver
 
 
 def test_columns_line_up_with_and_without_colour() -> None:

@@ -23,7 +23,7 @@ from zeusctl.columns import columns_of
 from zeusctl.entities import Gpu
 from zeusctl.exporter import accounting
 from zeusctl.exporter.accounting import GPU, Sample, counter, gauge
-from zeusctl.text import REASONS, user_name
+from zeusctl.text import named_reasons, user_name
 from zeusctl.views import reports_of
 
 log = logging.getLogger(__name__)
@@ -293,7 +293,7 @@ def _gpus(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
         if state is None:
             continue
         bits = state.throttle_reasons
-        for bit, reason in REASONS.items() if bits is not None else ():
+        for bit, reason in sorted(named_reasons(bits).items()) if bits is not None else ():
             throttled.append(((*_labels(gpu), reason), bool((bits or 0) & bit)))
         for kind, chosen in (
             ("requested", state.controls.get(Control.POWER_PROFILE.value)),
