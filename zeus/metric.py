@@ -438,7 +438,9 @@ class PowerGauge(Metric):
         job: str,
     ) -> None:
         super().__init__(gpu_indices, [], update_period, pushgateway_url, job)
-        self._power = PowerMonitor(gpu_indices, power_domains=[PowerDomain.DEVICE_INSTANT])
+        self._power = PowerMonitor(
+            gpu_indices, cpu_indices=[], power_domains=[PowerDomain.DEVICE_INSTANT]
+        )
         self._job = job
         self._readings = Outage(log)
         self._just_ended: deque[tuple[str, float]] = deque(maxlen=MAX_PENDING)

@@ -2,18 +2,28 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.support import wait_for
 from tests.zeus.node import VirtualNode
+from tests.zeus.powercap import spend_uj, zone
+from zeus import _node
 from zeus.monitor import (
+    CPUPowerDomain,
+    GPUPowerDomain,
     PowerDomain,
     PowerMonitor,
     TemperatureMonitor,
     infer_counter_update_period,
 )
+from zeusd import embed
+from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.workloads import ScriptedWorkload
+from zeusd.nodes import OpenedNode
 
 OpenNode = Callable[[str], VirtualNode]
 
@@ -150,6 +160,52 @@ def test_domains_that_are_not_there_are_named(node: VirtualNode) -> None:
             PowerMonitor(update_period=period_s)
     with pytest.raises(ValueError, match="no GPU 2"):
         PowerMonitor(gpu_indices=[2])
+
+
+def test_the_power_of_cpus_and_of_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    packages = [zone(tmp_path / f"cap/intel-rapl:{index}", f"package-{index}") for index in (0, 1)]
+    dram = zone(packages[1] / "intel-rapl:1:0", "dram")
+    monkeypatch.setattr(embed, "POWERCAP", str(tmp_path / "cap"))
+    node = OpenedNode(SimulatedBackend("v100:setter_ms=0"), None, lambda: None)
+    with embed.connect(node, state_dir=str(tmp_path / "state")) as client, _node.use(client):
+        monitor = PowerMonitor(gpu_power_domains=[GPUPowerDomain.DEVICE_INSTANT])
+        assert monitor.cpu_indices == [0, 1]
+        begun_s, spent_j = time.time(), {packages[0]: 0.0, packages[1]: 0.0, dram: 0.0}
+
+        def joules(index: int | None, domain: CPUPowerDomain) -> dict[int, float]:
+            """The integral of the timelines; each power is the mean since the one before."""
+            for path, watts in zip(spent_j, (60, 20, 5), strict=True):
+                spent_j[path] = watts * (time.time() - begun_s)
+                spend_uj(path, round(1e6 * spent_j[path]))
+            timelines = monitor.get_power_timeline(cpu_power_domain=domain, cpu_index=index)
+            return {
+                cpu: sum(w * (t - before) for (before, _), (t, w) in itertools.pairwise(samples))
+                for cpu, samples in timelines.items()
+            }
+
+        def is_close(path: Path, found: float) -> bool:
+            return spent_j[path] > 10 and abs(found / spent_j[path] - 1) < 0.2
+
+        package, memory = CPUPowerDomain.PACKAGE_AVERAGE, CPUPowerDomain.DRAM_AVERAGE
+        wait_for(lambda: is_close(packages[0], joules(None, package)[0]), "energy of CPU 0")
+        wait_for(lambda: is_close(packages[1], joules(1, package)[1]), "energy of CPU 1")
+        wait_for(lambda: is_close(dram, joules(None, memory)[1]), "energy of its memory")
+        assert set(joules(None, memory)) == {1}
+        every = monitor.get_all_power_timelines(cpu_index=1)
+        assert set(every) == {"device_instant", "package_average", "dram_average"}
+        for domains in ({}, {"gpu_power_domain": "device_instant", "cpu_power_domain": package}):
+            with pytest.raises(ValueError, match="give one power domain"):
+                monitor.get_power_timeline(**domains)
+        with pytest.raises(ValueError, match="CPU 7 is not monitored"):
+            monitor.get_power_timeline(cpu_power_domain=package, cpu_index=7)
+        with pytest.raises(ValueError, match="max_samples_per_cpu must"):
+            PowerMonitor(max_samples_per_cpu=0)
+        assert PowerMonitor(cpu_indices=[]).cpu_power_domains == []
+        with pytest.raises(ValueError, match="these CPUs do not offer dram_average"):
+            PowerMonitor(cpu_indices=[0], cpu_power_domains=["dram_average"])
 
 
 def test_temperature_over_time(node: VirtualNode) -> None:

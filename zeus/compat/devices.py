@@ -42,12 +42,23 @@ def get_soc() -> NoReturn:
 
 def nvml_is_available() -> bool:
     """Whether this process can reach NVIDIA GPUs, through zeusd or NVML."""
+    return _has_gpus(amd=False)
+
+
+def amdsmi_is_available() -> bool:
+    """Whether this process can reach AMD GPUs, through zeusd or AMD SMI."""
+    return _has_gpus(amd=True)
+
+
+def _has_gpus(amd: bool) -> bool:
     from zeus.device.gpu import ZeusGPUInitError, get_gpus
+    from zeus.device.visible import is_amd
 
     try:
-        return len(get_gpus()) > 0
+        gpus = get_gpus()
     except ZeusGPUInitError:
         return False
+    return any(is_amd(gpus[index].uuid) == amd for index in range(len(gpus)))
 
 
 def rapl_is_available() -> bool:
@@ -60,9 +71,6 @@ def rapl_is_available() -> bool:
         return False
 
 
-def amdsmi_is_available() -> bool:
-    """Whether this process can reach AMD GPUs: never."""
+def emi_is_available() -> bool:
+    """Whether this process can read Windows' energy meters: never."""
     return False
-
-
-emi_is_available = amdsmi_is_available

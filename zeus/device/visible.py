@@ -91,6 +91,11 @@ _AMD_UUID = re.compile(r"GPU-([0-9a-f]{16}(-|$)|AMD-)")
 _warned = False
 
 
+def is_amd(uuid: str) -> bool:
+    """Whether a GPU is one of AMD's."""
+    return _AMD_UUID.match(uuid) is not None
+
+
 def visible_gpus(
     gpus: Sequence[GpuInfo], env: Mapping[str, str], simulated: bool = False
 ) -> list[GpuInfo]:
@@ -107,7 +112,7 @@ def visible_gpus(
         ZeusGPUInitError: The list names MIG instances, its indices are ambiguous on this node, or
             PyTorch computes on GPUs of another vendor.
     """
-    amd = bool(gpus) and all(_AMD_UUID.match(gpu.uuid) for gpu in gpus)
+    amd = bool(gpus) and all(is_amd(gpu.uuid) for gpu in gpus)
     if gpus and not simulated:
         _check_vendor(amd)
     if amd:

@@ -2,10 +2,18 @@
 
 from zeus.monitor.energy import Window, ZeusMonitor
 from zeus.monitor.measurement import Measurement
-from zeus.monitor.power import PowerDomain, PowerMonitor, infer_counter_update_period
+from zeus.monitor.power import (
+    CPUPowerDomain,
+    GPUPowerDomain,
+    PowerDomain,
+    PowerMonitor,
+    infer_counter_update_period,
+)
 from zeus.monitor.temperature import TemperatureMonitor
 
 __all__ = [
+    "CPUPowerDomain",
+    "GPUPowerDomain",
     "Measurement",
     "PowerDomain",
     "PowerMonitor",

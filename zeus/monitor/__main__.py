@@ -73,7 +73,7 @@ def _energy(gpu_indices: list[int] | None, ended: Event) -> None:
 def _power(gpu_indices: list[int] | None, period_s: float, domain: str, ended: Event) -> None:
     if not 0 < period_s < math.inf:
         raise ValueError(f"--update-period must be a positive number of s, not {period_s:g}")
-    monitor = PowerMonitor(gpu_indices, power_domains=[PowerDomain(domain)])
+    monitor = PowerMonitor(gpu_indices, cpu_indices=[], power_domains=[PowerDomain(domain)])
     begin_s = time.time()
     while not ended.wait(period_s):
         watts = monitor.get_power(power_domain=PowerDomain(domain))

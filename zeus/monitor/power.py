@@ -1,23 +1,24 @@
-"""`PowerMonitor`: power over time, without a process of its own."""
+"""`PowerMonitor`: power of GPUs and CPUs over time, without a process of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import from_ipc
-from zeus.monitor.devices import resolve_gpus
+from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.timeline import Timelines, offset_ns
 from zeus.utils.configured import Configured
 from zeus_ipc.errors import ZeusIpcError
 
 
 class PowerDomain(Enum):
-    """The kind of power."""
+    """The kind of a GPU's power."""
 
     DEVICE_INSTANT = "device_instant"
     """The GPU's, as its sensor last measured it."""
@@ -27,13 +28,31 @@ class PowerDomain(Enum):
     """The GPU memory's, mean of the last second. Some Hopper and newer."""
 
 
+GPUPowerDomain = PowerDomain
+
+
+class CPUPowerDomain(Enum):
+    """The kind of a CPU package's power, mean from one reading of its energy counter to the
+    next."""
+
+    PACKAGE_AVERAGE = "package_average"
+    """The package's."""
+    DRAM_AVERAGE = "dram_average"
+    """Its memory's, where it is measured by itself."""
+
+
 _DOMAINS = {
     PowerDomain.DEVICE_INSTANT: "power",
     PowerDomain.DEVICE_AVERAGE: "average_power",
     PowerDomain.MEMORY_AVERAGE: "memory_power",
 }
 
+_CPU_SOURCES = {CPUPowerDomain.PACKAGE_AVERAGE: "cpu:", CPUPowerDomain.DRAM_AVERAGE: "dram:"}
+
 DomainName = PowerDomain | Literal["device_instant", "device_average", "memory_average"]
+CpuDomainName = CPUPowerDomain | Literal["package_average", "dram_average"]
+_Domain = TypeVar("_Domain", PowerDomain, CPUPowerDomain)
+
 PowerTimeline = list[tuple[float, float]]
 """Seconds since the epoch, and watts."""
 
@@ -52,13 +71,20 @@ def infer_counter_update_period(gpu_indicies: Sequence[int]) -> float:
 
 
 class PowerMonitor(Configured):
-    """Power of GPUs over time, from what zeusd (or this process's own sampler) has recorded.
+    """Power of GPUs and CPUs over time, from what zeusd (or this process's own sampler) has
+    recorded.
 
     Args:
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
         update_period: Minimum seconds between samples; None: every update of the sensors.
         max_samples_per_gpu: Maximum number of samples, the newest ones; None: all.
-        power_domains: Kinds of power; None: all that these GPUs offer.
+        power_domains: Kinds of GPUs' power; None: all that these GPUs offer.
+        cpu_indices: CPU packages; None: all that can be measured; []: none.
+        cpu_update_period: As `update_period`, for CPUs.
+        max_samples_per_cpu: As `max_samples_per_gpu`, for CPUs.
+        cpu_power_domains: Kinds of CPUs' power; None: all that these CPUs offer.
+        gpu_update_period: Another name of `update_period`.
+        gpu_power_domains: Another name of `power_domains`.
 
     Raises:
         ValueError: An index names no GPU, or a domain is unknown or not offered.
@@ -71,35 +97,75 @@ class PowerMonitor(Configured):
         update_period: float | None = None,
         max_samples_per_gpu: int | None = None,
         power_domains: Sequence[DomainName] | None = None,
+        *,
+        cpu_indices: Sequence[int] | None = None,
+        cpu_update_period: float | None = None,
+        max_samples_per_cpu: int | None = None,
+        cpu_power_domains: Sequence[CpuDomainName] | None = None,
+        gpu_update_period: float | None = None,
+        gpu_power_domains: Sequence[DomainName] | None = None,
     ) -> None:
         gpus, self.gpu_indices, self._client = resolve_gpus(gpu_indices)
-        self.update_period = update_period
+        cpus = resolve_cpus(cpu_indices, self._client)
+        self.cpu_indices = [cpu.index for cpu in cpus]
+        self.update_period = gpu_update_period if update_period is None else update_period
         self._uuids = {index: gpus[index].uuid for index in self.gpu_indices}
-        self._timelines = Timelines(self._client, self._uuids, update_period, max_samples_per_gpu)
-        offered = self._offered()
-        named = offered if power_domains is None else [_domain(name) for name in power_domains]
-        missing = [one for one in named if one not in offered]
-        if missing or (power_domains is not None and not named):
-            what = f"these GPUs do not offer {_names(missing)}" if named else "no domain is named"
-            raise ValueError(f"{what}; name power domains of {_names(offered)}, or None for all")
-        self.power_domains = named
+        self._timelines = Timelines(
+            self._client, self._uuids, self.update_period, max_samples_per_gpu
+        )
+        named = gpu_power_domains if power_domains is None else power_domains
+        self.power_domains = _chosen("GPU", PowerDomain, named, self._offered())
+        offered: dict[CPUPowerDomain, dict[int, str]] = {}
+        for cpu in cpus:
+            for domain, prefix in _CPU_SOURCES.items():
+                if domain is CPUPowerDomain.PACKAGE_AVERAGE or cpu.dram:
+                    offered.setdefault(domain, {})[cpu.index] = f"{prefix}{cpu.index}"
+        self.cpu_power_domains = _chosen("CPU", CPUPowerDomain, cpu_power_domains, [*offered])
+        self._cpu_timelines = {
+            domain: Timelines(
+                self._client, offered[domain], cpu_update_period, max_samples_per_cpu, "CPU"
+            )
+            for domain in self.cpu_power_domains
+        }
+        self._sample_cpus([name for named in offered.values() for name in named.values()])
 
     def get_power_timeline(
         self,
-        power_domain: DomainName,
+        power_domain: DomainName | None = None,
         gpu_index: int | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
+        *,
+        cpu_power_domain: CpuDomainName | None = None,
+        cpu_index: int | None = None,
+        gpu_power_domain: DomainName | None = None,
     ) -> dict[int, PowerTimeline]:
-        """Power of one GPU, or of each, between two times (seconds since the epoch), watts.
+        """Power of one GPU or CPU, or of each, between two times (seconds since the epoch), watts.
 
         The default start is when this monitor was created; earlier times are available, too.
 
+        Args:
+            power_domain: The kind of GPUs' power. Give this, or `cpu_power_domain`.
+            gpu_index: A GPU; None: all.
+            start_time: The beginning.
+            end_time: The end; None: now.
+            cpu_power_domain: The kind of CPUs' power.
+            cpu_index: A CPU package; None: all.
+            gpu_power_domain: Another name of `power_domain`.
+
         Raises:
-            ValueError: The domain or the GPU is not monitored.
+            ValueError: The domain, the GPU or the CPU is not monitored; or not exactly one domain
+                is given.
         """
-        domain = self._monitored(power_domain)
-        found = self._timelines.read(_DOMAINS[domain], gpu_index, start_time, end_time)
+        gpu_domain = gpu_power_domain if power_domain is None else power_domain
+        if (gpu_domain is None) == (cpu_power_domain is None):
+            raise ValueError("give one power domain, of GPUs or of CPUs (cpu_power_domain)")
+        if gpu_domain is not None:
+            name = _DOMAINS[_monitored(PowerDomain, gpu_domain, self.power_domains)]
+            found = self._timelines.read(name, gpu_index, start_time, end_time)
+        else:
+            domain = _monitored(CPUPowerDomain, cpu_power_domain, self.cpu_power_domains)
+            found = self._cpu_timelines[domain].read("power", cpu_index, start_time, end_time)
         return {
             index: [(t_s, milliwatts / 1000) for t_s, milliwatts in samples]
             for index, samples in found.items()
@@ -110,12 +176,17 @@ class PowerMonitor(Configured):
         gpu_index: int | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
+        *,
+        cpu_index: int | None = None,
     ) -> dict[str, dict[int, PowerTimeline]]:
         """`get_power_timeline` for each domain, by its name."""
-        return {
-            domain.value: self.get_power_timeline(domain, gpu_index, start_time, end_time)
-            for domain in self.power_domains
+        read = partial(self.get_power_timeline, start_time=start_time, end_time=end_time)
+        gpus = {one.value: read(one, gpu_index) for one in self.power_domains}
+        cpus = {
+            one.value: read(cpu_power_domain=one, cpu_index=cpu_index)
+            for one in self.cpu_power_domains
         }
+        return gpus | cpus
 
     def get_energy(
         self, start_time: float, end_time: float, power_domain: DomainName | None = None
@@ -128,7 +199,7 @@ class PowerMonitor(Configured):
         Raises:
             ValueError: The domain is not monitored, or the end lies before the start.
         """
-        domain = self._monitored(power_domain or self.power_domains[0])
+        domain = _monitored(PowerDomain, power_domain or self.power_domains[0], self.power_domains)
         if end_time < start_time:
             raise ValueError(f"the end, {end_time}, lies before the start, {start_time}")
         if end_time > time.time() + 0.1:
@@ -151,7 +222,7 @@ class PowerMonitor(Configured):
         power_domain: DomainName = PowerDomain.DEVICE_INSTANT,
     ) -> dict[int, float] | None:
         """Power of each GPU at a time (seconds since the epoch), watts; None: not known."""
-        domain = self._monitored(power_domain)
+        domain = _monitored(PowerDomain, power_domain, self.power_domains)
         found = self._timelines.at(_DOMAINS[domain], time)
         if found is None:
             return None
@@ -195,23 +266,50 @@ class PowerMonitor(Configured):
         }
         return [domain for domain, values in offered.items() if None not in values]
 
-    def _monitored(self, name: DomainName) -> PowerDomain:
-        domain = _domain(name)
-        if domain not in self.power_domains:
-            names = _names(self.power_domains)
-            raise ValueError(f"{domain.value} is not monitored; these are: {names}")
-        return domain
+    def _sample_cpus(self, sources: list[str]) -> None:
+        """Begins to sample CPUs, if nobody has."""
+        if self._client is None or not sources:
+            return
+        try:
+            self._client.windows(sources)
+        except ZeusIpcError as error:
+            raise from_ipc(error) from error
 
 
-def _domain(name: DomainName) -> PowerDomain:
+def _chosen(
+    kind: str, domains: type[_Domain], names: Sequence[object] | None, offered: list[_Domain]
+) -> list[_Domain]:
+    """The domains of these names; None: all that are offered.
+
+    Raises:
+        ValueError: One is unknown or not offered, or none is named.
+    """
+    if names is None:
+        return offered
+    named = [_domain(domains, name) for name in names]
+    missing = [one for one in named if one not in offered]
+    if missing or not named:
+        what = f"these {kind}s do not offer {_names(missing)}" if named else "no domain is named"
+        raise ValueError(f"{what}; name power domains of {_names(offered)}, or None for all")
+    return named
+
+
+def _monitored(domains: type[_Domain], name: object, monitored: list[_Domain]) -> _Domain:
+    domain = _domain(domains, name)
+    if domain not in monitored:
+        raise ValueError(f"{domain.value} is not monitored; these are: {_names(monitored)}")
+    return domain
+
+
+def _domain(domains: type[_Domain], name: object) -> _Domain:
     try:
-        return PowerDomain(name)
+        return domains(name)
     except ValueError:
-        names = _names(PowerDomain)
+        names = _names(domains)
         raise ValueError(f"{name!r} is not a power domain; there are: {names}") from None
 
 
-def _names(domains: Iterable[PowerDomain]) -> str:
+def _names(domains: Iterable[Enum]) -> str:
     return ", ".join(one.value for one in domains) or "none"
 
 

@@ -23,21 +23,28 @@ def offset_ns() -> int:
 
 
 class Timelines:
-    """Reads timelines of GPUs."""
+    """Reads timelines of GPUs, or of CPUs.
+
+    Args:
+        sources: Of each index, the source: a GPU's UUID, `cpu:0`, `dram:0`.
+        kind: What the indices count: "GPU" or "CPU".
+    """
 
     def __init__(
         self,
         client: Client | None,
-        uuids: dict[int, str],
+        sources: dict[int, str],
         update_period: float | None,
         max_samples: int | None,
+        kind: str = "GPU",
     ) -> None:
         if update_period is not None and not 0 < update_period < math.inf:
             raise ValueError(f"update_period must be a positive number of s, not {update_period}")
         if max_samples is not None and max_samples <= 0:
-            raise ValueError(f"max_samples_per_gpu must be positive, not {max_samples}")
+            raise ValueError(f"max_samples_per_{kind.lower()} must be positive, not {max_samples}")
         self._client = client
-        self._uuids = uuids
+        self._sources = sources
+        self._kind = kind
         self._period_ns = None if update_period is None else round(update_period * 1e9)
         self._max_samples = max_samples
         self._begin_s = time.time()
@@ -45,52 +52,53 @@ class Timelines:
     def read(
         self,
         domain: str,
-        gpu_index: int | None,
+        index: int | None,
         start_time: float | None,
         end_time: float | None,
     ) -> dict[int, list[tuple[float, int]]]:
-        """Samples of a domain (see `zeus_ipc.requests.Domain`) of one GPU, or of all.
+        """Samples of a domain (see `zeus_ipc.requests.Domain`) of one index, or of all.
 
         The default start is when the monitor was created; zeusd keeps earlier samples, too.
 
         Raises:
-            ValueError: A time is not finite, or the GPU is not monitored.
+            ValueError: A time is not finite, or the index is not monitored.
         """
         start_s = self._begin_s if start_time is None else start_time
         return {
-            index: self._thinned(self._ask(self._uuids[index], domain, start_s, end_time))
-            for index in self._chosen(gpu_index)
+            one: self._thinned(self._ask(self._sources[one], domain, start_s, end_time))
+            for one in self._chosen(index)
         }
 
     def at(self, domain: str, at_time: float | None) -> dict[int, int] | None:
-        """The newest reading of each GPU at a time; None if one of them has none."""
+        """The newest reading of each index at a time; None if one of them has none."""
         found: dict[int, int] = {}
         until_s = time.time() if at_time is None else at_time
-        for index, uuid in self._uuids.items():
-            samples = self._ask(uuid, domain, until_s - LATEST_S, until_s)
+        for index, source in self._sources.items():
+            samples = self._ask(source, domain, until_s - LATEST_S, until_s)
             if not samples:
                 return None
             found[index] = samples[-1][1]
         return found
 
-    def _chosen(self, gpu_index: int | None) -> Sequence[int]:
-        if gpu_index is None:
-            return list(self._uuids)
-        if gpu_index not in self._uuids:
-            raise ValueError(f"GPU {gpu_index} is not monitored; these are: {list(self._uuids)}")
-        return [gpu_index]
+    def _chosen(self, index: int | None) -> Sequence[int]:
+        if index is None:
+            return list(self._sources)
+        if index not in self._sources:
+            known = list(self._sources)
+            raise ValueError(f"{self._kind} {index} is not monitored; these are: {known}")
+        return [index]
 
     def _ask(
-        self, uuid: str, domain: str, start_s: float, end_s: float | None
+        self, source: str, domain: str, start_s: float, end_s: float | None
     ) -> list[tuple[float, int]]:
         for name, time_s in (("start_time", start_s), ("end_time", end_s)):
             if time_s is not None and not math.isfinite(time_s):
                 raise ValueError(f"{name} must be seconds since the epoch, not {time_s}")
         shift_ns = offset_ns()
         end_ns = None if end_s is None else round(end_s * 1e9) - shift_ns
-        assert self._client is not None  # there is this GPU
+        assert self._client is not None  # there is this source
         try:
-            found = self._client.timeline(uuid, domain, round(start_s * 1e9) - shift_ns, end_ns)
+            found = self._client.timeline(source, domain, round(start_s * 1e9) - shift_ns, end_ns)
         except ZeusIpcError as error:
             raise from_ipc(error) from error
         return [((t_ns + shift_ns) / 1e9, value) for t_ns, value in found]

@@ -8,10 +8,12 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.zeus.node import VirtualNode
 from zeus import compat
 from zeus.compat.table import MODULES, NOT_SUPPORTED
 
@@ -80,7 +82,6 @@ def test_refused_imports_are_listed() -> None:
     }
     assert {one for one in NOT_SUPPORTED if one in refused} >= {
         "zeus.device.cpu.emi",
-        "zeus.device.gpu.amd",
         "zeus.device.soc.apple",
         "zeus.device.soc.jetson",
     }
@@ -141,3 +142,16 @@ def test_the_pipeline_server_reads_the_variables_of_its_old_name(
     importlib.import_module("zeus.optimizer.perseus.server.router")
     assert os.environ["ZEUS_PFO_SCHEDULER"] == "PointSolution"
     assert os.environ["ZEUS_PFO_LOG_LEVEL"] == "WARNING", "the new name wins"
+
+
+@pytest.mark.parametrize("spec", ["v100", "mi300x"])
+def test_the_vendor_of_the_gpus_is_told(
+    spec: str, virtual_node: Callable[[str], VirtualNode]
+) -> None:
+    virtual_node(spec)
+    amd = importlib.import_module("zeus.device.gpu.amd")
+    nvidia = importlib.import_module("zeus.device.gpu")
+    assert (amd.amdsmi_is_available(), nvidia.nvml_is_available()) == (
+        spec == "mi300x",
+        spec == "v100",
+    )

@@ -26,6 +26,7 @@ from tests.zeus.metric.metrics import (
     totals,
 )
 from tests.zeus.node import VirtualNode
+from tests.zeus.powercap import spend_uj, zone
 from zeus import _node, _pushgateway, metric
 from zeus.exceptions import ZeusBaseError
 from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, Metric
@@ -98,20 +99,6 @@ def test_cpus_and_their_memory_have_metrics_of_their_own(
     assert found.of("energy_monitor_dram_energy_joules_bucket", le="5.0") == [0]
     assert found.of("energy_monitor_dram_energy_joules_bucket", le="10.0") == [1]
     assert found.of(f"{GPU_J}_count") == []
-
-
-def zone(path: Path, name: str) -> Path:
-    """A counter of powercap."""
-    path.mkdir(parents=True)
-    for file, text in (("name", name), ("energy_uj", "0"), ("max_energy_range_uj", "1" * 12)):
-        (path / file).write_text(text)
-    return path
-
-
-def spend_uj(path: Path, energy_uj: int) -> None:
-    aside = path / "new"
-    aside.write_text(str(energy_uj))
-    aside.rename(path / "energy_uj")
 
 
 def test_a_counter_grows_while_windows_are_open_and_ends_at_their_energy(
