@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 
 from tests.preloaded import Program, preloaded
-from tests.support import TIMEOUT_S, stopped, wait_for
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+from tests.support import TIMEOUT_S, free_port, stopped, wait_for
 
 
 def environment(prefix: str, settings: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,6 +57,29 @@ def public_directory() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+_PORTS: list[socket.socket] = []
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that no other test gets.
+
+    It is none of those that the kernel gives to whoever asks for any. An abstract Unix socket of
+    its name, which ends with this process, keeps other processes of the tests from it.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 10_000):
+        mine, probe = socket.socket(socket.AF_UNIX), socket.socket()
+        try:
+            mine.bind(f"\0zeusd-test-port-{port}")
+            with probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            mine.close()
+            continue
+        _PORTS.append(mine)
+        return port
+    raise AssertionError("there is no port left")
 
 
 ALL_MAY = """

@@ -10,15 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import needs
-from tests.support import wait_for
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+from tests.support import free_port, wait_for
 
 
 class Certificates:
@@ -57,27 +49,16 @@ def running_etcd(
     secure = () if certificates is None else _secure(certificates)
     scheme = "http" if certificates is None else "https"
     with tempfile.TemporaryDirectory() as name:
-        for attempt in range(5):  # another process may take a port meanwhile
-            client, peer = _free_ports(2)
-            log = Path(name, f"log{attempt}")
-            process = _start(
-                program,
-                Path(name, f"data{attempt}"),
-                client,
-                peer,
-                log,
-                (*options, *secure),
-                scheme,
-            )
-            try:
-                wait_for(lambda: _answers(process, client), "etcd to answer")
-                if process.poll() is None:
-                    yield f"127.0.0.1:{client}"
-                    return
-            finally:
-                process.kill()
-                process.wait()
-        raise AssertionError(f"etcd did not start:\n{log.read_text()}")
+        client, peer, log = free_port(), free_port(), Path(name, "log")
+        data, more = Path(name, "data"), (*options, *secure)
+        process = _start(program, data, client, peer, log, more, scheme)
+        try:
+            wait_for(lambda: _answers(process, client), "etcd to answer")
+            assert process.poll() is None, f"etcd did not start:\n{log.read_text()}"
+            yield f"127.0.0.1:{client}"
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _secure(certificates: Certificates) -> tuple[str, ...]:

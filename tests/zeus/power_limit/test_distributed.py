@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from tests import needs
 from tests.examples.programs import environment, limits_set, limits_w, torchrun, with_torch
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import RunningDaemon, free_port, running_daemon, wait_for
 from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, ZeusCost
@@ -188,9 +187,7 @@ def test_four_processes(tmp_path: Path) -> None:
 
 
 def test_two_nodes(daemon: RunningDaemon, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--nnodes", "2", "--nproc_per_node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "1"]
     options += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
     command = with_torch("-m", "torch.distributed.run", *options, JOB, tmp_path, "agree")
@@ -215,9 +212,7 @@ def test_a_process_that_is_killed_leaves_no_limit_behind(
 def test_ranks_that_continue_without_the_others_give_up(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
     jobs = [
         run(with_torch(JOB, tmp_path, "alone"), daemon, RANK=rank, LOCAL_RANK=rank, **meeting)

@@ -11,7 +11,7 @@ import pytest
 from click import ClickException
 from prometheus_client import generate_latest
 
-from tests.serving import free_port
+from tests.support import free_port
 from zeus.serving.clock_command import serve_metrics
 from zeus.serving.clock_control import ClockControl, ClockStatus
 from zeus.serving.clock_fleet import Needs

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving import ServerProcess, environment, free_port
-from tests.support import wait_for
+from tests.serving import ServerProcess, environment
+from tests.support import free_port, wait_for
 from tests.zeus.batch_size.client.conftest import Optimize
 from tests.zeus.batch_size.client.fakes import Between, FakeMonitor, epochs, job
 from zeus.optimizer.batch_size.common import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.serving import free_port
+from tests.support import free_port
 from tests.zeus.batch_size.server.training import spec, train
 from zeus.optimizer.batch_size.command import duration, joules, main
 from zeus.optimizer.batch_size.common import EndTrial

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from tests.preloaded import preloaded
-from tests.serving import IMPORTED, free_port
-from tests.support import TIMEOUT_S, wait_for
+from tests.serving import IMPORTED
+from tests.support import TIMEOUT_S, free_port, wait_for
 from tests.zeus.pipeline_frequency.server.running import (
     APP,
     PLAN,
