@@ -19,10 +19,10 @@ from typing import Any, Generic, TypeVar
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor.energy import ZeusMonitor
 from zeus.monitor.measurement import Measurement
-from zeus.monitor.timeline import offset_ns
 from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework
 from zeus.utils.warn import warn
+from zeus_ipc.epoch import offset_ns
 
 
 class ServiceError(ZeusBaseError):

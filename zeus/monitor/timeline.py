@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zeus.exceptions import from_ipc
+from zeus_ipc.epoch import offset_ns
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
 
 LATEST_S = 5.0
 """Maximum age of a present reading."""
-
-
-def offset_ns() -> int:
-    """What to add to CLOCK_MONOTONIC to get the time since the epoch, ns."""
-    return time.time_ns() - time.monotonic_ns()
 
 
 class Timelines:

@@ -9,12 +9,12 @@ Needs opentelemetry-sdk: pip install "zeusd[otel]".
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zeus.serving.rows import RequestEnergy
 from zeus.utils.lazy import needed
+from zeus_ipc.epoch import offset_ns
 
 SPAN = "zeus.energy"
 SCOPE = "zeus.serving"
@@ -57,7 +57,7 @@ class Telemetry:
         self, engine: str, rows: Sequence[RequestEnergy], trace: Callable[[str], str]
     ) -> None:
         """Sends a span for each request; `trace` gives its `traceparent`, or an empty text."""
-        wall_ns = time.time_ns() - time.monotonic_ns()
+        wall_ns = offset_ns()
         for row in rows:
             parent = trace(row.request)
             context = self._propagator.extract({"traceparent": parent}) if parent else None

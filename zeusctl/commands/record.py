@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_ipc.epoch import offset_ns
 from zeus_ipc.options import OUTPUT
 from zeus_ipc.text import count
 from zeusctl.arguments import Duration, gpus_argument
@@ -106,8 +107,7 @@ def _copy(
             if sample.t_ns / 1e9 < next_s[sample.gpu]:
                 continue
             next_s[sample.gpu] = sample.t_ns / 1e9 + every_s
-        age_s = (time.monotonic_ns() - sample.t_ns) / 1e9
-        at_s = round(time.time() - age_s, 6)
+        at_s = round((sample.t_ns + offset_ns()) / 1e9, 6)
         writer.write(vars(Sample.of(sample, time=at_s, gpu=index[sample.gpu])))
         rows += 1
     if not rows:
