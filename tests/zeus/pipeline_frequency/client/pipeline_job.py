@@ -142,7 +142,10 @@ def switched(stage: Stage) -> dict[str, Any]:
         stage.iterate()
     first = stage.optimizer.plan_version
     first_mhz = stage.mhz()
-    for _ in range(MOST_ITERATIONS):
+    for count in range(MOST_ITERATIONS):
+        if count == 5:  # nobody goes on before all know of it, however late a report is
+            while stage.optimizer._follower._pending is None:
+                time.sleep(0.005)
         stage.iterate()
         (stage.folder / f"at-{stage.rank}").write_text(str(stage.optimizer.iteration))
         if stage.everywhere(stage.optimizer.plan_version > first):

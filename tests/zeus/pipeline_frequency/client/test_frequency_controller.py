@@ -81,6 +81,20 @@ class Gpu:
     def becomes(self, mhz: int) -> None:
         wait_for(lambda: self.mhz() == mhz, f"the clock to become {mhz}, not {self.mhz()}")
 
+    def is_set_again_by(self, controller: FrequencyController) -> None:
+        """Waits until two instructions set it: nobody waits for a set, so the clock is read before
+        the next two.
+        """
+
+        def back() -> bool:
+            if self.mhz() == 1200:
+                return True
+            controller.set_frequency(900)
+            controller.set_frequency(1200)
+            return False
+
+        wait_for(back, "the clock to be set again")
+
     def close(self) -> None:
         self.work.close()
         self.devices.close()
@@ -213,12 +227,15 @@ def test_clocks_that_may_not_be_set_are_reported_once_and_training_continues(
         controller.set_frequency(900)
         controller.set_frequency(1200)
         time.sleep(0.02)
-    wait_for(lambda: not controller.working or warnings(caplog), "the failure to be told")
+
+    def told() -> list[str]:
+        return [one for one in warnings(caplog) if "cannot be set" in one]
+
+    wait_for(told, "the failure to be told")
     assert gpu.mhz() == 1410
     controller.end()
-    told = [one for one in warnings(caplog) if "cannot be set" in one]
-    assert 1 <= len(told) <= frequency_controller.MOST_WARNINGS
-    assert "default clocks" in told[0]
+    assert len(told()) <= frequency_controller.MOST_WARNINGS
+    assert "default clocks" in told()[0]
     gpu.close()
 
 
@@ -256,13 +273,7 @@ def test_a_lease_that_was_lost_can_be_acquired_again(
     controller.set_frequency(900)
     gpu.becomes(900)
     gpu.client.restore(gpu.uuid, ["gpu_clocks"])
-
-    def back() -> bool:
-        controller.set_frequency(900)
-        controller.set_frequency(1200)
-        return gpu.mhz() == 1200
-
-    wait_for(back, "the clock to be set again")
+    gpu.is_set_again_by(controller)
     wait_for(lambda: any("set again" in one for one in warnings(caplog)), "it to be told")
     controller.end()
 
@@ -272,13 +283,7 @@ def test_an_nvml_error_is_met_by_another_try(gpu: Gpu, caplog: pytest.LogCapture
     gpu.devices.inject(0, "set_gpu_clocks", 999, count=1)
     controller.set_frequency(900)
     wait_for(lambda: warnings(caplog), "the failure to be told")
-
-    def back() -> bool:
-        controller.set_frequency(900)
-        controller.set_frequency(1200)
-        return gpu.mhz() == 1200
-
-    wait_for(back, "the clock to be set again")
+    gpu.is_set_again_by(controller)
     controller.end()
     gpu.devices.clear_faults()
 
@@ -288,29 +293,20 @@ def test_a_daemon_that_restarts_costs_nothing(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with running_daemon("--simulate", "a100:setter_ms=1", gpus=1) as daemon:
-        with Client(daemon.socket) as client, _node.use(client):
+        # A call that waited for the daemon would take an hour.
+        with Client(daemon.socket, timeout_s=3600.0) as client, _node.use(client):
             controller = FrequencyController(0)
             assert controller.working
             daemon.kill()
-            longest_s = 0.0
             for n in range(200):
-                begin = time.monotonic()
                 controller.set_frequency(900 + 15 * (n % 2))
                 if n % 50 == 49:
                     controller.reset()
-                longest_s = max(longest_s, time.monotonic() - begin)
                 time.sleep(0.001)
-            assert longest_s < 1.0  # a call that waited for the daemon would take its timeout
             daemon.start_again()
             daemon.wait_until_serving(1)
             gpu = Gpu(daemon)
-
-            def back() -> bool:
-                controller.set_frequency(900)
-                controller.set_frequency(1200)
-                return gpu.mhz() == 1200
-
-            wait_for(back, "the clock to be set again")
+            gpu.is_set_again_by(controller)
             gpu.close()
             controller.end()
 

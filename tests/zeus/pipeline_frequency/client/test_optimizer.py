@@ -157,14 +157,18 @@ def test_progress_and_times_are_reported_once_each(
     rank: Callable[..., Rank], server: FakeServer
 ) -> None:
     one = rank(server.url)
+    bounds_s = []
     for _ in range(20):
+        begin_s = time.monotonic()
         one.optimizer.on_step_begin()
         for name, _ in PLAN:
             one.optimizer.on_instruction_begin(name)
             time.sleep(0.002)
             one.optimizer.on_instruction_end(name)
+        end_s = time.monotonic()
         time.sleep(0.02)  # the gradients' all-reduce
         one.optimizer.on_step_end()
+        bounds_s.append(end_s - begin_s)
 
     def reported() -> dict[int, float]:
         pairs = [tuple(pair) for body in server.of("progress") for pair in body["iter_times"]]
@@ -173,8 +177,8 @@ def test_progress_and_times_are_reported_once_each(
 
     wait_for(lambda: len(reported()) >= 19, "the times to be reported")
     assert set(reported()) <= set(range(20))
-    assert sorted(reported().values())[10] >= 0.008
-    assert sorted(reported().values())[5] < 0.02  # without the all-reduce
+    for iteration, took_s in reported().items():
+        assert 0.0079 <= took_s <= bounds_s[iteration] + 0.0001, "without the all-reduce"
     assert server.of("progress")[-1]["iteration"] == 19
     assert server.of("progress")[-1]["version"] == 1
     timed = [tuple(one) for body in server.of("progress") for one in body["instruction_times"]]
@@ -321,9 +325,7 @@ def test_a_server_that_is_not_there_costs_nothing_and_is_waited_for(
 ) -> None:
     port = server.port
     server.stop()
-    begin = time.monotonic()
-    one = rank(f"http://127.0.0.1:{port}")
-    assert time.monotonic() - begin < 5  # not `wait_s`: a server that refuses is not waited for
+    one = rank(f"http://127.0.0.1:{port}", wait_s=3600.0)  # one that refuses is not waited for
     assert one.step() == [-1] * 4
     assert len(warnings(caplog)) == 1
     assert "cannot be reached" in warnings(caplog)[0]
