@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import needs
-from tests.support import NOBODY, RunningDaemon, configuration, running_daemon
+from tests.support import NOBODY, RunningDaemon, configuration, running_daemon, wait_for
 from zeus_ipc.simulation import SimulatedNode
 from zeusctl.cli import main
 
@@ -50,6 +50,9 @@ Ctl = Callable[..., Said]
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     folder = tmp_path_factory.mktemp("ledger")
     with running_daemon(*NODE, *with_ledger(folder), gpus=4) as running:
+        with running.client() as client:
+            uuids = [gpu.uuid for gpu in client.node().gpus]
+            wait_for(lambda: all(map(client.timeline, uuids)), "a sample of each GPU")
         yield running
 
 

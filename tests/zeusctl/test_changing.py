@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.support import (
+    TIMEOUT_S,
     RunningDaemon,
     configuration,
     public_directory,
@@ -31,7 +32,6 @@ from zeus_ipc.errors import LeaseExpired
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import CommandError, Exit
 from zeusctl.recording import read
-from zeusctl.session import TIMEOUT_S
 
 WORK = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 
@@ -259,8 +259,11 @@ def test_a_command_inherits_what_zeusctl_has_inherited(daemon: RunningDaemon) ->
 
 
 @pytest.mark.parametrize("verb", [("set", "0,1", "-p", "150"), ("measure",)])
-def test_a_command_outlives_a_zeusd_that_is_stopped(verb: tuple[str, ...], tmp_path: Path) -> None:
-    """One line says at once that its limits are gone."""
+def test_a_command_outlives_a_zeusd_that_is_stopped(
+    verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says at once that its limits are gone, and no request is waited for."""
+    monkeypatch.setenv("ZEUSCTL_TIMEOUT", f"{10 * TIMEOUT_S:g}")
     simulated = ("--simulate", "2xv100-pcie", *configuration(tmp_path))
     with running_daemon(*simulated, gpus=2) as node:
         with wrapped(node, verb, tmp_path / "got") as (wrapper, pid):
@@ -270,7 +273,7 @@ def test_a_command_outlives_a_zeusd_that_is_stopped(verb: tuple[str, ...], tmp_p
                 said = [wrapper.stderr.readline() for _ in range(3)]
                 assert "the lease on power_limit of GPUs 0, 1 is lost" in said[2]
             os.kill(pid, signal.SIGKILL)
-            _, rest = wrapper.communicate(timeout=TIMEOUT_S - 1)  # no request was waited for
+            _, rest = wrapper.communicate(timeout=TIMEOUT_S)
             assert ("no zeusd listens" in rest) is (verb[0] == "measure"), rest
         node.start_again()
 

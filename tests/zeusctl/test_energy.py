@@ -159,9 +159,9 @@ def test_allocations_are_listed(ctl: Ctl, daemon: RunningDaemon) -> None:
     ctl("allocate", "0", "--job", "7", "--user", "0")
     ctl("allocate", "1", "--pod", "ml/train", "--weight", "2", "--parts", "7")
     said = ctl("allocations", "0,1").out.splitlines()
-    assert [line.split() for line in said[1:]] == [
-        ["0", "job", "7", "root", "0", "s"],
-        ["1", "pod", "ml/train", "-", "2", "of", "7", "0", "s"],
+    assert [re.sub(r"\d+ s$", "SECONDS", line).split() for line in said[1:]] == [
+        ["0", "job", "7", "root", "SECONDS"],
+        ["1", "pod", "ml/train", "-", "2", "of", "7", "SECONDS"],
     ]
     assert len(ctl("allocations", "1").out.splitlines()) == 2
     for one in (("--job", "7"), ("--pod", "ml/train")):
@@ -273,6 +273,11 @@ def test_no_option_shows_a_user_another_users_energy() -> None:
 FORMS = ("table", "csv", "json")
 
 
+def metered_j(ctl: Ctl) -> float:
+    metered: float = json.loads(ctl("energy", "--since", "1d", "--json").out)["metered_j"]
+    return metered
+
+
 def test_processes_decide_where_nobody_holds_a_gpu(tmp_path: Path) -> None:
     """A real process of this user computes on a GPU, and the ledger lists it."""
     identity = Identities().identify(os.getpid())
@@ -327,14 +332,16 @@ def test_files_of_days_add_up_as_often_as_they_come(ctl: Ctl, tmp_path: Path) ->
     ctl("deallocate", "--job", "77")
     said = ctl("energy", "--since", "1d", "--export", str(tmp_path))
     assert said.code == 0, said.err
-    (path,) = {Path(line) for line in said.out.split()} & set(tmp_path.iterdir())
+    before_j = metered_j(ctl)
     ctl("energy", "--since", "1d", "--export", str(tmp_path))  # the same day, with more in it
+    after_j = metered_j(ctl)
+    assert {Path(line) for line in said.out.split()} <= {*tmp_path.iterdir()}
     other = tmp_path / "other"
     other.mkdir()
-    there = path.read_text().replace(f"\n{socket.gethostname()},", "\nanother-node,")
-    (other / path.name.replace(socket.gethostname(), "another-node")).write_text(there)
-    (other / "energy-copy.csv").write_text(path.read_text())  # sent twice
-    live = json.loads(ctl("energy", "--json").out)
+    for path in tmp_path.glob("*.csv"):  # two, if midnight came between
+        there = path.read_text().replace(f"\n{socket.gethostname()},", "\nanother-node,")
+        (other / path.name.replace(socket.gethostname(), "another-node")).write_text(there)
+        (other / f"energy-copy-{path.name}").write_text(path.read_text())  # sent twice
     both = {}
     for by in ("user", "job", "pod", "namespace", "day"):
         report = ctl("energy", "--from", str(tmp_path), "--by", by, "--json")
@@ -342,7 +349,8 @@ def test_files_of_days_add_up_as_often_as_they_come(ctl: Ctl, tmp_path: Path) ->
         both[by] = json.loads(report.out)
         total = sum(one["energy_j"] for one in both[by]["sums"])
         assert total == pytest.approx(both[by]["metered_j"])
-        assert total == pytest.approx(2 * live["metered_j"], rel=0.3)
+        assert 2 * before_j <= total + 1e-3
+        assert total <= 2 * after_j + 1e-3
     assert {one["kind"] for one in both["job"]["sums"]} >= {"job", "namespace", "idle"}
     assert "ml/train" in {one["name"] for one in both["pod"]["sums"]}
     named = json.loads(ctl("energy", "--from", str(tmp_path), "--job", "77", "--json").out)
@@ -384,12 +392,13 @@ def test_cpus_are_never_added_to_gpus(ctl: Ctl, tmp_path: Path) -> None:
     """This node has GPUs only."""
     cpus = json.loads(ctl("energy", "--device", "cpu", "--json").out)
     assert (cpus["sums"], cpus["metered_j"]) == ([], 0)
-    wait_for(lambda: json.loads(ctl("energy", "--json").out)["metered_j"] > 0, "GPUs' energy")
+    wait_for(lambda: metered_j(ctl) > 0, "GPUs' energy")
     refused = ctl("energy", "--device", "cpu", "--html", str(tmp_path / "page.html"))
     assert "omit --device cpu" in refused.err
 
 
 def test_energy_by_day_is_drawn(ctl: Ctl, tmp_path: Path) -> None:
+    wait_for(lambda: "(idle)" in ctl("energy").out, "energy to draw")
     picture = tmp_path / "energy.svg"
     said = ctl("energy", "--since", "2d", "--plot", str(picture))
     assert said.code == 0, said.err
@@ -398,6 +407,7 @@ def test_energy_by_day_is_drawn(ctl: Ctl, tmp_path: Path) -> None:
 
 
 def test_a_page_is_written_from_the_node_and_from_files(ctl: Ctl, tmp_path: Path) -> None:
+    wait_for(lambda: "(idle)" in ctl("energy").out, "energy to show")
     page, export = tmp_path / "energy.html", tmp_path / "files"
     export.mkdir()
     ctl("energy", "--export", str(export))

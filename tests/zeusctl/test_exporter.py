@@ -24,20 +24,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import needs
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, free_port, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS
 from zeus_ipc.errors import DeadlineExceeded, OutOfRange
 from zeus_ipc.simulation import SimulatedNode
+from zeusctl.exporter import collector
 from zeusctl.exporter.collector import ZeusdCollector
 
 MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def tool(name: str) -> str:
@@ -258,8 +252,8 @@ def test_zeusds_counters_are_exported(daemon: RunningDaemon, node: SimulatedNode
     with daemon.client() as client:
         client.set_power_limit(client.node().gpus[0].uuid, 110_000)
     changed = {"control": "power_limit", "result": "adopted"}
-    assert one(before, "zeusd_outside_changes_total", **changed) == 0
-    assert one(scrape(url), "zeusd_outside_changes_total", **changed) == 1
+    was = one(before, "zeusd_outside_changes_total", **changed)
+    assert one(scrape(url), "zeusd_outside_changes_total", **changed) == was + 1
     with daemon.client() as client:
         client.restore()
     assert one(after, "zeusd_gpu_clock_hertz", gpu="0", clock="memory") == 877e6
@@ -270,11 +264,12 @@ def test_zeusds_counters_are_exported(daemon: RunningDaemon, node: SimulatedNode
 
 
 def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(
-    daemon: RunningDaemon, url: str
+    daemon: RunningDaemon, node: SimulatedNode, url: str
 ) -> None:
     with daemon.client() as client:
         gpu = client.node().gpus[0].uuid
         wait_for(lambda: len(client.timeline(gpu)) > 5, "a history")
+        begin_j = node.true_energy_j(0)
         client.allocate(gpu, "7", uid=0)
         alice = {"kind": "user", "account": "root"}
 
@@ -282,8 +277,8 @@ def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(
             found = values(scrape(url)).get("zeusd_account_energy_joules_total", [])
             return next((value for labels, value in found if labels == alice), None)
 
-        assert wait_for(lambda: charged() is not None, "the account")
-        assert charged() == 0
+        first_j = wait_for(lambda: [v for v in [charged()] if v is not None], "the account")[0]
+        assert 0 <= first_j <= 1.1 * (node.true_energy_j(0) - begin_j)  # a minute may begin
         assert client.deallocate("7") == 1
         wait_for(charged, "the account to be charged")
         text = scrape(url)
@@ -305,6 +300,9 @@ def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(
 
 
 def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: RunningDaemon) -> None:
+    def of(found: dict[str, list[tuple[dict[str, str], float]]], kind: str) -> list[dict[str, str]]:
+        return [labels for labels, _ in found[f"zeusd_{kind}_energy_joules_total"]]
+
     with daemon.client() as client:
         uuid = client.node().gpus[3].uuid
         wait_for(lambda: client.timeline(uuid), "a history")
@@ -320,9 +318,9 @@ def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: Runni
         assert not {"hw_energy_joules_total", "zeusd_job_energy_joules_total"} & {*plain}
         found = exported(workloads=True, otel=True)
         job = {"slurm_job": "71", "user": "daemon"}
-        assert (job, 0.0) in found["zeusd_job_energy_joules_total"]
+        assert job in of(found, "job")
         pod = {"k8s_namespace_name": "ml", "k8s_pod_name": "train"}
-        assert (pod, 0.0) in found["zeusd_pod_energy_joules_total"]
+        assert pod in of(found, "pod")
         hardware = {labels["hw_id"]: labels for labels, _ in found["hw_energy_joules_total"]}
         assert hardware[uuid]["hw_type"] == "gpu"
         client.deallocate("71")
@@ -350,9 +348,13 @@ def test_energy_is_a_counter_that_grows_as_drawn(node: SimulatedNode, url: str) 
         return one(scrape(url), "zeusd_gpu_energy_joules_total", gpu="3")
 
     begin_j, true_j = energy(), node.true_energy_j(3)
-    end_j = wait_for(lambda: next((e for e in [energy()] if e > begin_j + 20), None), "20 J")
-    drawn_j = node.true_energy_j(3) - true_j
-    assert end_j - begin_j == pytest.approx(drawn_j, rel=0.25)
+
+    def as_drawn() -> bool:
+        counted_j = energy() - begin_j
+        drawn_j = node.true_energy_j(3) - true_j
+        return counted_j > 20 and counted_j == pytest.approx(drawn_j, rel=0.25)
+
+    wait_for(as_drawn, "20 J, as drawn")
 
 
 def test_an_exporter_without_a_daemon_reports_it_and_finds_it_again(tmp_path: Path) -> None:
@@ -385,26 +387,30 @@ def test_it_closes_its_socket_when_it_ends(daemon: RunningDaemon) -> None:
     assert process.returncode == 0
 
 
-def test_scrapes_at_the_same_time_share_one_answer() -> None:
+def test_scrapes_at_the_same_time_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a zeusd that hangs costs each of them one time limit."""
-    asked, answer = threading.Event(), threading.Event()
+    begins, answer = [], threading.Event()
     requests: list[None] = []
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            begins.append(time.perf_counter())
+            return begins[-1]
 
     class Hung:
         def node(self) -> None:
             requests.append(None)
-            asked.set()
-            assert answer.wait(30)
+            assert answer.wait(TIMEOUT_S)
             raise DeadlineExceeded("no answer")
 
+    monkeypatch.setattr(collector, "time", Clock)
     client: Any = Hung()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ZeusdCollector(client))
-    with ThreadPoolExecutor() as pool:
-        texts = [pool.submit(generate_latest, registry)]
-        assert asked.wait(30)
-        texts += [pool.submit(generate_latest, registry) for _ in range(3)]
-        time.sleep(0.3)
+    with ThreadPoolExecutor(4) as pool:
+        texts = [pool.submit(generate_latest, registry) for _ in range(4)]
+        wait_for(lambda: len(begins) == 4, "all to have begun")
         answer.set()
         for text in texts:
             assert one(text.result().decode(), "zeusd_up") == 0

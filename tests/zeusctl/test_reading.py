@@ -78,15 +78,19 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
 ) -> None:
     """Readings that fail are dashes; what everybody needs is still there."""
     node.inject(2, "temperature_c", 999)
-    said = ctl("status")
-    assert said.code == 0
-    rows = {row.split()[0]: row for row in said.out.splitlines()[2:6]}
-    assert " - " in rows["2"]
-    assert " 250 " in rows["1"]
+
+    def rows() -> dict[str, str]:
+        said = ctl("status")
+        assert said.code == 0
+        return {row.split()[0]: row for row in said.out.splitlines()[2:6]}
+
+    # A state may be two update periods old.
+    wait_for(lambda: " - " in rows()["2"], "the reading that fails to be a dash")
+    assert " 250 " in rows()["1"]
     for call in READINGS:
         node.inject(2, call, 15)
     nothing = "GPU 2: it does not answer any request"
-    said = wait_for(  # a state may be two update periods old
+    said = wait_for(
         lambda: next((one for one in [ctl("status")] if nothing in one.out), None), nothing
     )
     assert said.code == 0
@@ -216,8 +220,12 @@ def test_processes_are_shown_with_users_and_leases(ctl: Ctl, daemon: RunningDaem
         def listed() -> list[dict[str, Any]]:
             return list(parse(ctl("processes", "-i", "1", "--json").out)["processes"])
 
+        def busy() -> list[dict[str, str]] | None:
+            rows = list(csv.DictReader(io.StringIO(ctl("status", "--format", "csv").out)))
+            return rows if rows[1]["utilization_percent"] == "100" else None
+
         (process,) = wait_for(listed, "the process to be listed")
-        rows = list(csv.DictReader(io.StringIO(ctl("status", "--format", "csv").out)))
+        rows = wait_for(busy, "its use to be shown")
         shown = ctl("show", "1").out
         said = ctl("status", "-p", "1").out
         work.close()
@@ -225,7 +233,6 @@ def test_processes_are_shown_with_users_and_leases(ctl: Ctl, daemon: RunningDaem
     assert process["leases"] == ["power_limit 200 W"]
     assert process["memory_mib"] > 1000
     assert [row["processes"] for row in rows] == ["0", "1", "0", "0"]
-    assert rows[1]["utilization_percent"] == "100"
     assert int(rows[1]["memory_used_mib"]) > process["memory_mib"]
     for text in (shown, said):
         assert re.search(rf"1 +{os.getpid()} +\S+ +9\.6 GiB +C ", text)
@@ -286,12 +293,12 @@ def test_audit_follows(daemon: RunningDaemon) -> None:
 def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    said = wait_for(  # the first samples are taken when zeusd starts
-        lambda: next((one for one in [ctl("doctor", "--json")] if "4 devices" in one.out), None),
-        "all devices to be sampled",
+    said = wait_for(  # the faults of a test before are seen for a while
+        lambda: next((one for one in [ctl("doctor", "--json")] if one.code == 0), None),
+        "a healthy node",
     )
     found = parse(said.out)
-    assert (said.code, found["healthy"]) == (0, True)
+    assert found["healthy"] is True
     by_name = {check["name"]: check for check in found["checks"]}
     assert "a program's GPU 0 is GPU 3 here" in by_name["visible"]["found"]
     assert by_name["sampling"]["found"].startswith("4 devices")

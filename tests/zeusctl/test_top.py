@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, running_daemon, wait_for
 from zeus_ipc.simulation import SimulatedWork
 from zeusctl.session import Session
 from zeusctl.text import bar, resample, sparkline
@@ -56,15 +57,31 @@ def run(
     async def session() -> int | None:
         app = TopApp(source, 60.0, None)
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
+            await until(pilot, lambda: shown(app, "gpus"))
             await script(app, pilot)
         return app.return_value
 
     return asyncio.run(session())
 
 
+async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:
+    """Waits until a condition holds: where the machine is busy, the pilot takes a pause of this
+    process for the end of what a key has begun.
+    """
+    end_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end_s, f"waited {TIMEOUT_S:g} s in vain"
+        await pilot.pause(0.01)
+
+
+def said(app: TopApp, name: str) -> str:
+    """The text of a widget in front, empty where there is none or it is hidden."""
+    found = app.screen.query(f"#{name}")
+    return str(found.first().render()) if found and found.first().display else ""
+
+
 def shown(app: TopApp, table: str, column: int = 0) -> list[str]:
-    rows = app.query_one(f"#{table}", Rows)
+    rows = app.screen_stack[0].query_one(f"#{table}", Rows)
     return [str(rows.get_row_at(row)[column]).strip() for row in range(rows.row_count)]
 
 
@@ -120,16 +137,22 @@ def test_orders_and_patterns(source: Source) -> None:
 def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         table = app.query_one("#gpus", Rows)
-        assert table.styles.height is not None
-        hidden = GPUS + 1 - int(table.styles.height.value)
-        assert hidden > 0
-        title = str(app.query_one("#gpus-title").render())
-        assert title.startswith(f" {GPUS - hidden} of {GPUS} GPUs,")
-        assert "2 leases" in str(app.query_one("#leases-title").render())
+
+        def counted() -> bool:
+            assert table.styles.height is not None
+            hidden = GPUS + 1 - int(table.styles.height.value)
+            title = said(app, "gpus-title")
+            return hidden > 0 and title.startswith(f" {GPUS - hidden} of {GPUS} GPUs,")
+
+        await until(pilot, counted)
+        await until(pilot, lambda: "2 leases" in said(app, "leases-title"))
         await pilot.press("end")
-        assert (table.cursor_row, app.focused) == (GPUS - 1, table)
-        await pilot.press("up", "pageup", "home", "down", "space")
-        await app.workers.wait_for_complete()
+        await until(pilot, lambda: (table.cursor_row, app.focused) == (GPUS - 1, table))
+        await pilot.press("up", "pageup", "home", "down")
+        await until(pilot, lambda: table.cursor_row == 1)
+        before = app.view.report
+        await pilot.press("space")
+        await until(pilot, lambda: app.view.report is not before)
         await pilot.pause()
         assert table.cursor_row == 1, "a look keeps the cursor"
 
@@ -140,15 +163,10 @@ def test_a_new_order_shows_its_first_rows(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         table = app.query_one("#gpus", Rows)
         await pilot.press("end")
-        await pilot.pause()
-        assert (table.cursor_row, table.scroll_y > 0) == (GPUS - 1, True)
+        await until(pilot, lambda: table.cursor_row == GPUS - 1 and table.scroll_y > 0)
         await pilot.press("P")
-        await pilot.pause()
-        assert (table.cursor_row, table.scroll_y, table.selected) == (
-            0,
-            0,
-            app.view.gpus()[0].uuid,
-        )
+        await until(pilot, lambda: (table.cursor_row, table.scroll_y) == (0, 0))
+        await until(pilot, lambda: table.selected == app.view.gpus()[0].uuid)
 
     run(source, (60, 18), script)
 
@@ -156,46 +174,46 @@ def test_a_new_order_shows_its_first_rows(source: Source) -> None:
 def test_sorting_filtering_and_what_is_chosen(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("P")
-        assert shown(app, "gpus")[0] == "1"
+        await until(pilot, lambda: shown(app, "gpus")[0] == "1")
         await pilot.press("I")
-        assert shown(app, "gpus")[-1] == "1"
+        await until(pilot, lambda: shown(app, "gpus")[-1] == "1")
         await pilot.press("N", "slash", *"gpu_clocks", "enter")
-        assert shown(app, "gpus") == ["7"]
-        assert shown(app, "leases") == ["7"]
+        await until(pilot, lambda: shown(app, "gpus") == shown(app, "leases") == ["7"])
         await pilot.press("enter")
-        await pilot.pause()
-        assert isinstance(app.screen, GpuScreen)
-        await app.workers.wait_for_complete()
-        await pilot.pause()
-        page = str(app.screen.query_one("#page").render())
-        assert "600-900 MHz" in page
-        assert "The last hour" in page
-        await pilot.press("escape", "escape")
-        assert shown(app, "gpus") == [str(index) for index in range(GPUS)]
+        await until(pilot, lambda: isinstance(app.screen, GpuScreen))
+        await until(pilot, lambda: "600-900 MHz" in said(app, "page"))
+        await until(pilot, lambda: "The last hour" in said(app, "page"))
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, GpuScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: shown(app, "gpus") == [str(index) for index in range(GPUS)])
         await pilot.press("h")
-        assert isinstance(app.screen, HelpScreen)
-        await pilot.press("escape", "q")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, HelpScreen))
+        await pilot.press("q")
 
     assert run(source, (120, 40), script) == 0
 
 
 def test_ctrl_c_ends_it(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
-        await pilot.press("h", "ctrl+c")
+        await pilot.press("h")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await pilot.press("ctrl+c")
 
     assert run(source, (80, 24), script) == 130
 
 
 def test_processes_have_their_leases_and_tab_leads_to_them(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
-        assert shown(app, "processes") == ["1"]
-        text = " ".join(map(str, app.query_one("#processes", Rows).get_row_at(0)))
-        assert "power_limit 200 W" in text
+        table = app.query_one("#processes", Rows)
+        await until(pilot, lambda: shown(app, "processes") == ["1"])
+        assert "power_limit 200 W" in " ".join(map(str, table.get_row_at(0)))
         await pilot.press("tab", "tab")
-        assert app.focused is app.query_one("#processes", Rows)
+        await until(pilot, lambda: app.focused is table)
         await pilot.press("enter")
-        await pilot.pause()
-        assert isinstance(app.screen, GpuScreen)
+        await until(pilot, lambda: isinstance(app.screen, GpuScreen))
 
     run(source, (140, 40), script)
 
@@ -207,19 +225,10 @@ def test_a_zeusd_that_stops_shows_and_the_last_figures_stay() -> None:
 
         async def script(app: TopApp, pilot: Pilot[int]) -> None:
             daemon.stop()
-            trouble = app.query_one("#trouble")
-            for _ in range(100):
-                await pilot.pause(0.05)
-                if trouble.display:
-                    break
-            assert "zeusd has stopped" in str(trouble.render())
+            await until(pilot, lambda: "zeusd has stopped" in said(app, "trouble"))
             assert shown(app, "gpus") == ["0"]
             await pilot.press("enter")
-            for _ in range(100):
-                await pilot.pause(0.05)
-                if app.screen.query("#warning") and app.screen.query_one("#warning").display:
-                    break
-            assert "zeusd has stopped" in str(app.screen.query_one("#warning").render())
+            await until(pilot, lambda: "zeusd has stopped" in said(app, "warning"))
 
         run(source, (80, 24), script)
         session.close()
