@@ -46,7 +46,7 @@ print("ready", flush=True)
 watts = 0
 for line in sys.stdin:
     took_ns, errors, end = [], [], time.monotonic() + float(line)
-    while time.monotonic() < end:
+    while time.monotonic() < end or len(took_ns) < 20:  # however busy the machine is
         watts = (watts + 1) % 50
         began_ns = time.monotonic_ns()
         try:

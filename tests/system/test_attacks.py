@@ -46,4 +46,3 @@ def test_no_attack_makes_an_honest_user_lose_a_request_or_a_lease(
     uid = 40_000 + list(ATTACKS).index(name)
     seen = beside(ATTACKS[name], honest, daemon, uid, TURN_S)
     assert seen.faults() == []
-    assert len(seen.honest.sets_ns) > 20

@@ -89,8 +89,13 @@ def test_windows_are_right_and_a_batch_is_answered_whole(nvml_double: MakeDouble
             assert sum(energies[:-1]) == energies[-1]
             seconds = (edges[-1] - edges[0]) / 1e9
             assert energies[-1] / 1e6 == pytest.approx(LOAD_MW / 1000 * seconds, rel=0.02)
-        assert found[uuids[0]].tick_ns == pytest.approx(100_000_000, rel=0.02)
-        assert found[uuids[1]].tick_ns == pytest.approx(20_000_000, rel=0.02)
+
+        def ticks_ns() -> list[int | None]:
+            last = client.windows(uuids, [(*edges[-2:], False)])
+            return [last[uuid].tick_ns for uuid in uuids]
+
+        right = pytest.approx([100_000_000, 20_000_000], rel=0.02)
+        wait_for(lambda: ticks_ns() == right, "the ticks to be known")
 
 
 def test_a_window_continues_over_a_killed_and_a_restarted_daemon(nvml_double: MakeDouble) -> None:
@@ -99,7 +104,7 @@ def test_a_window_continues_over_a_killed_and_a_restarted_daemon(nvml_double: Ma
     with measuring(double) as (daemon, client):
         begin_ns = time.monotonic_ns()
         double.set_load(0, 100_000)
-        changed_ns = time.monotonic_ns()
+        changed_ns = time.monotonic_ns()  # or as early as begin_ns
         daemon.kill()
         wait_for(lambda: time.monotonic_ns() > changed_ns + 700_000_000, "work while it is dead")
         daemon.start_again()
@@ -107,8 +112,9 @@ def test_a_window_continues_over_a_killed_and_a_restarted_daemon(nvml_double: Ma
         settle(client, uuid)
         end_ns = time.monotonic_ns()
         joules, uncertainty_j = energy_j(client, uuid, begin_ns, end_ns)
-        truth_j = 220 * (changed_ns - begin_ns) / 1e9 + 100 * (end_ns - changed_ns) / 1e9
-        assert joules == pytest.approx(truth_j, rel=0.05)
+        least_j = 100 * (end_ns - begin_ns) / 1e9
+        most_j = least_j + 120 * (changed_ns - begin_ns) / 1e9
+        assert 0.95 * least_j < joules < 1.05 * most_j
         assert uncertainty_j < joules
         # Earlier samples are also in the history, as the updates that were read.
         assert client.timeline(uuid)[0][0] < begin_ns

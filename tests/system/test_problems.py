@@ -16,6 +16,7 @@ from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, configuration, running_daemon, wait_for
+from zeus_ipc import Client
 from zeus_ipc.errors import JournalFailed, LedgerFailed
 
 nvml_double = fixtures.nvml_double
@@ -30,6 +31,11 @@ def says(daemon: RunningDaemon, module: str, *arguments: str) -> str:
     """What a command prints."""
     command = [sys.executable, "-m", module, *arguments, "--socket", daemon.socket]
     return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def healthy(client: Client, gpus: int) -> bool:
+    node = client.node()
+    return (len(node.gpus), node.problems) == (gpus, [])
 
 
 def told(daemon: RunningDaemon, part: str) -> dict[str, Any]:
@@ -62,8 +68,7 @@ def test_why_the_driver_cannot_be_opened(nvml_double: MakeDouble, tmp_path: Path
         assert "the driver and libnvidia-ml versions differ (NVML 18)" in found["cause"]
         double.node.init_code = 0
         with daemon.client() as client:
-            wait_for(lambda: len(client.node().gpus) == 2, "the GPUs")
-            assert client.node().problems == []
+            wait_for(lambda: healthy(client, 2), "the GPUs")
 
 
 def test_a_session_of_the_driver_that_died_is_opened_again(nvml_double: MakeDouble) -> None:
@@ -82,7 +87,7 @@ def test_a_session_of_the_driver_that_died_is_opened_again(nvml_double: MakeDoub
             assert (died["device_code"], died["level"]) == (code, "error")
             daemon.wait_for_records("driver_session_opened", count)
             assert client.state(gpu)[gpu].power_limit_mw == 150_000
-            assert client.node().problems == []
+            wait_for(lambda: healthy(client, 2), "the driver")
         client.set_power_limit(gpu, 160_000)  # the lease is held
         (lease,) = client.leases()
         assert lease.value == [160_000]
@@ -104,7 +109,7 @@ def test_a_driver_that_does_not_come_back_stays_a_problem(
         found = told(daemon, "driver")
         assert (found["code"], found["command"]) == ("9", "sudo modprobe nvidia")
         double.node.init_code = 0
-        wait_for(lambda: client.node().problems == [], "the driver")
+        wait_for(lambda: healthy(client, 1), "the driver")
 
 
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
             assert (found["code"], found["command"]) == ("EEXIST", f"findmnt -T {folder}")
         assert len(daemon.records("journal_failed")) == 1
         (tmp_path / "mounted").mkdir()
-        wait_for(lambda: client.node().problems == [], "both to be used")
+        wait_for(lambda: healthy(client, 1), "both to be used")
         client.set_power_limit(gpu, 150_000)
         client.allocate(gpu, "7")
 

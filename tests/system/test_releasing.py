@@ -53,7 +53,8 @@ def test_a_killed_holder(daemon: RunningDaemon, workers: int, number: int) -> No
     holder.send_signal(number)
     holder.wait()
     wait_for(lambda: restored(daemon), "everything to be back")
-    assert {record["reason"] for record in daemon.records("restore")} == {"holder_gone"}
+    records = daemon.wait_for_records("restore", 1)
+    assert {record["reason"] for record in records} == {"holder_gone"}
     holder.stdin.close()  # only now do the workers end
 
 

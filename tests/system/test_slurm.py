@@ -6,14 +6,13 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import free_port, wait_for
 from tests.system.machine import SOURCES, Machine
 from tests.system.test_systemd import LIMIT, Node, boot_node
 
@@ -80,12 +79,6 @@ DATABASE = (
     *("/usr/sbin/mariadbd", "--skip-networking", "--skip-grant-tables"),
     "--loose-innodb-snapshot-isolation=OFF",  # as slurmdbd requires of MariaDB 11.6 and later
 )
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Cluster:
@@ -229,6 +222,12 @@ def capped(cluster: Cluster, watts: int) -> bool:
     return sorted(cluster.node.limits()) == sorted([watts * 1000, LIMIT])
 
 
+def said_by_prologs(cluster: Cluster) -> str:
+    """The whole log: what was said last may still be on its way there."""
+    cluster.machine.run("journalctl", "--sync")
+    return cluster.machine.run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
+
+
 def restored(cluster: Cluster) -> None:
     wait_for(lambda: cluster.node.limits() == [LIMIT, LIMIT], "the limits to be restored")
 
@@ -318,7 +317,7 @@ def test_nothing_is_done_to_a_gpu_that_may_be_another_jobs(cluster: Cluster) -> 
         gres.write_text("AutoDetect=nvml\n")
         job = cluster.submit("--gpu-power=150", body="echo ran", gres="gpu:1")
         cluster.wait_state(job, "FAILED", "CANCELLED")
-        log = run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
+        log = said_by_prologs(cluster)
         (line,) = [one for one in log.splitlines() if one.startswith(f"job {job}, GPUs 0: ")]
         assert "energy is not charged (6), not reset (6), --gpu-power=150: Slurm gave the" in line
         assert cluster.node.limits() == [LIMIT, LIMIT]
@@ -356,7 +355,7 @@ def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> Non
     job = cluster.submit("--gpu-power=600", body="echo ran")
     cluster.wait_state(job, "FAILED", "CANCELLED")
     restored(cluster)
-    log = cluster.machine.run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
+    log = said_by_prologs(cluster)
     assert re.search(rf"^job {job}, GPUs \d: --gpu-power=600: ", log, re.MULTILINE)
     assert "100 to 250 W" in log
     assert "GPU limits not applied: --gpu-power=600" in cluster.output(job)
