@@ -6,6 +6,7 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert len(kept.read_text().splitlines()) == 2
 
     assert run("budget", "560", "--at", "17:00")[0] == 2
-    code, said = run("budget", "560W", "--until", "23:59:59", "--ramp", "1kW/min", "--name", "dr")
+    tomorrow = f"{datetime.now() + timedelta(days=1):%Y-%m-%dT%H:%M}"
+    code, said = run("budget", "560W", "--until", tomorrow, "--ramp", "1kW/min", "--name", "dr")
     assert code == 0
     assert said.startswith("site: 560 W")
     assert "outside of events: 600 W" in said

@@ -46,19 +46,21 @@ class Daemon:
         return sum(op == "heartbeat" for op, _ in self.asked)
 
 
+def heartbeats() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == "zeus-heartbeat"}
+
+
 def test_it_begins_with_the_first_lease_and_ends_with_the_client() -> None:
+    others = heartbeats()
     daemon = Daemon()
     client = Client(transport=daemon)
     client.release()
-    assert not [one for one in threading.enumerate() if one.name == "zeus-heartbeat"]
+    assert not heartbeats() - others
     client.set_power_limit("GPU-x", 1)
     wait_for(lambda: daemon.beats() >= 5, "heartbeats")
     assert {name for op, name in daemon.asked if op == "heartbeat"} == {"zeus-heartbeat"}
     client.close()
-    wait_for(
-        lambda: not [one for one in threading.enumerate() if one.name == "zeus-heartbeat"],
-        "the thread to end",
-    )
+    wait_for(lambda: not heartbeats() - others, "the thread to end")
 
 
 @pytest.mark.parametrize("block", [True, False])
@@ -70,15 +72,13 @@ def test_any_set_begins_it(block: bool) -> None:
 
 
 def test_a_forgotten_client_ends_its_thread() -> None:
+    others = heartbeats()
     daemon = Daemon()
     client = Client(transport=daemon)
     client.set_power_limit("GPU-x", 1)
     wait_for(daemon.beats, "a heartbeat")
     del client
-    wait_for(
-        lambda: not [one for one in threading.enumerate() if one.name == "zeus-heartbeat"],
-        "the thread to end",
-    )
+    wait_for(lambda: not heartbeats() - others, "the thread to end")
 
 
 def test_without_the_thread_the_program_sends_heartbeats_itself() -> None:

@@ -130,6 +130,7 @@ def test_every_cap_is_shown_with_whether_it_is_enforced(tmp_path: Path) -> None:
         def said(*verb: str) -> str:
             return CliRunner().invoke(zeusctl, ["--socket", daemon.socket, *verb]).output
 
+        daemon.wait_for_records("restore")
         for verb in ("status", "gpus"):
             assert "The site limit of GPU 1 is not enforced: zeusd sets nothing above" in said(verb)
         above = "GPU 1: its limit is above the site limit, which is not enforced; `zeusctl reset 1`"

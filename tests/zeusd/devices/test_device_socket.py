@@ -40,7 +40,6 @@ def test_work_draws_power_and_takes_the_time_of_the_table(
         work.run(1)
         start = time.monotonic()
         work.launch(3)
-        assert nvml.gpu_clock_mhz(0) > 135
         work.synchronize()
         elapsed_s = time.monotonic() - start
     from zeusd.devices.simulated.workloads import catalog
@@ -57,11 +56,12 @@ def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
         work.launch(1)
         work.synchronize(queued=1001)
         assert nvml.throttle_reasons(0) != 0x1
+        assert nvml.gpu_clock_mhz(0) > 135
         work.synchronize(queued=1000.9)
     with SimulatedWork(path, [nvml.uuid(0)], FAST) as work:
         for _ in range(3):
-            work.launch(1)
             start = time.monotonic()
+            work.launch(1)
             work.synchronize(queued=1)
         work.synchronize()
         two_s = time.monotonic() - start

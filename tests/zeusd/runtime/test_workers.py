@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import queue
 import subprocess
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,15 +137,22 @@ def test_one_stale_reading_is_no_change_by_someone_else(worker: Worker) -> None:
 
 
 def test_a_restore_is_not_queued_behind_readers_and_equal_reads_are_one_call(
-    worker: Worker,
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker.nvml.inject(0, "sensors", latency_s=0.05)
+    all_wait, sensors = threading.Event(), worker.nvml.sensors
+
+    def gated(gpu: Any) -> Any:
+        assert all_wait.wait(30)
+        return sensors(gpu)
+
+    monkeypatch.setattr(worker.nvml, "sensors", gated)
     reads = [Read(100 + number, "GPU-x", Reading.ENERGY) for number in range(MAX_QUEUED)]
     for read in reads:
         worker.worker.submit(read)
     worker.worker.submit(Read(1, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT))
     worker.worker.submit(Write(2, "GPU-x", Control.POWER_LIMIT, (150_000,), RECORD))
     worker.worker.submit(Read(3, "GPU-x", Reading.ENERGY))
+    all_wait.set()
     done = [worker.next() for _ in range(len(reads) + 3)]
     order = [ticket for ticket, _ in done]
     assert order.index(2) <= order.index(1) + 1, "one after another, before the reads that wait"
