@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -85,7 +86,9 @@ def test_a_daemon_and_its_gpus_are_shown(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     with daemon.client() as client:
         gpus = client.node().gpus
+        begun_s = time.perf_counter()
         found = show()
+        took_ms = 1000 * (time.perf_counter() - begun_s)
         assert client.leases() == []  # it has taken none
     zeusd = found["zeusd"]
     assert zeusd["socket"] == f"{daemon.socket} (from {SOCKET_ENV})"
@@ -97,7 +100,7 @@ def test_a_daemon_and_its_gpus_are_shown(
     assert "visible" not in zeusd  # that is the next section's
     trip = re.fullmatch(r"(\d+\.\d\d) ms \(median of 20\)", zeusd["round trip"])
     assert trip
-    assert 0 < float(trip[1]) < 100
+    assert 0 < float(trip[1]) < took_ms / 10  # the faster half of 20 took less
     shown = found["GPUs"]
     assert shown["CUDA_VISIBLE_DEVICES"] == "'2,0'"
     assert [name for name in shown if name.startswith("NVML")] == [

@@ -13,10 +13,17 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support import RunningDaemon, as_nobody, configuration, running_daemon, wait_for
+from tests.support import (
+    TIMEOUT_S,
+    RunningDaemon,
+    as_nobody,
+    configuration,
+    running_daemon,
+    wait_for,
+)
 from zeus.serving import ClockControl, Queue, Step
 from zeus.serving import gpus as gpus_module
-from zeus.serving.clock_control import IDLE_S, SETTLED_S
+from zeus.serving.clock_control import IDLE_S
 from zeus.serving.gpus import shared_by
 from zeus_ipc import Client
 from zeus_ipc.replies import GpuProcesses, GpuState, ProcessInfo
@@ -318,29 +325,31 @@ def test_the_effective_clock(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         gpu = client.node().gpus[0].uuid
     control = ClockControl([gpu], 0.5, 0.025, path=daemon.socket, ttl_s=60.0)
-    cases: dict[tuple[int | None, int | None], float] = {
-        (1000, 0): 1000.0,  # capped
-        (1375, None): 1380.0,
-        (210, 1): 1380.0,  # idle: the GPU lowered its clock by itself
-        (None, None): 1380.0,
-    }
+    capped = States(1000, 0)
+    others = (
+        States(1375, None),
+        States(210, 1),  # idle: the GPU lowered its clock by itself
+        States(None, None),
+    )
     queue = Queue(0, 0, 0.0)
 
-    def serve() -> bool:
-        """Steps without a pause, until a sample is believed."""
-        now = time.monotonic()
-        control.step(Step(now - 0.005, now, 0, 1, 100, 0.0), queue)
-        return now > began + SETTLED_S + 0.05
+    def becomes(states: States, expected_mhz: float) -> None:
+        """A sample is believed after a while of steps without a pause."""
+        began = time.monotonic()
+        while control._effective() != expected_mhz:
+            now = time.monotonic()
+            assert now < began + TIMEOUT_S
+            control.step(Step(now - 0.005, now, 0, 1, 100, 0.0), queue)
+            control._sample(cast("Client", states))
+            time.sleep(0.005)
 
     try:
         wait_for(lambda: control.status().working, "the control to work")
-        began = time.monotonic()
-        for (mhz, reasons), expected in cases.items():
-            wait_for(serve, "a while of steps")
-            control._sample(cast("Client", States(mhz, reasons)))
-            assert control._effective() == expected
+        for states in others:
+            becomes(capped, 1000.0)
+            becomes(states, 1380.0)
         wait_for(lambda: time.monotonic() > control._stepped_s + 2 * IDLE_S, "a pause")
-        control._sample(cast("Client", States(1000, 0)))
+        control._sample(cast("Client", capped))
         assert control._effective() == 1380.0, "nothing serves: the clock may be any"
     finally:
         control.close()
