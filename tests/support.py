@@ -65,8 +65,8 @@ _PORTS: list[socket.socket] = []
 def free_port() -> int:
     """A port that nobody listens on, and that no other test gets.
 
-    It is none of those that the kernel gives to whoever asks for any. An abstract Unix socket of
-    its name, which ends with this process, keeps other processes of the tests from it.
+    The kernel gives it to nobody. A Unix socket of its name, which has no file and ends with this
+    process, keeps other processes of the tests from it.
     """
     for port in random.SystemRandom().sample(range(20_000, 30_000), 10_000):
         mine, probe = socket.socket(socket.AF_UNIX), socket.socket()
