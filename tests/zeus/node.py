@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,8 +31,8 @@ class VirtualNode:
         node = OpenedNode(self.nvml, "simulated", lambda: None, self.clock)
         self.client = embed.connect(node, state_dir=str(state_dir))
         self._stack = contextlib.ExitStack()
-        # No time of the node passes while training waits for the thread that sets limits.
-        self._stack.enter_context(mock.patch.object(shell, "STEP_WAIT_S", None))
+        training = SimpleNamespace(monotonic=lambda: self.clock() / 1e9)
+        self._stack.enter_context(mock.patch.object(shell, "time", training))
         self._stack.enter_context(_node.use(self.client))
 
     def monitor(self, **options: Any) -> ZeusMonitor:

@@ -23,7 +23,6 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     monkeypatch.setattr(
         framework, "notes", lambda prefix: framework.Notes(Store(now[-1]).within(prefix))
     )
-    monkeypatch.setattr(shell, "STEP_WAIT_S", None)  # no time of the job's passes
     for module in (product, shell):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[-1].now_s))
 

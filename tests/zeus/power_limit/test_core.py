@@ -32,9 +32,11 @@ class Shell:
         held: The limit of the GPU, mW; the highest if none is held.
     """
 
-    def __init__(self, adaptive: bool = False) -> None:
-        self.core = Core(Hello(gpus=["GPU"], min_mw=LIMITS[-1], max_mw=HIGHEST), 1, 2, 8, adaptive)
+    def __init__(self, adaptive: bool = False, warmup_steps: int = 2) -> None:
+        hello = Hello(gpus=["GPU"], min_mw=LIMITS[-1], max_mw=HIGHEST)
+        self.core = Core(hello, 1, warmup_steps, 8, adaptive)
         self.adaptive = adaptive
+        self.warmup_steps = warmup_steps
         self.leader: Leader | None = None
         self.answers = True
         self.slow = False
@@ -108,7 +110,9 @@ class Shell:
             limit, since_s, held = self.open
             assert limit == action.power_limit_mw
             assert held <= {limit}, f"a window of {limit} was open while {held} was in force"
-            self.unread.append((action.part, limit, self.now_s - since_s, self.now_s))
+            seconds = self.now_s - since_s
+            assert action.part is None or seconds >= action.part.steps, "a step takes a second"
+            self.unread.append((action.part, limit, seconds, self.now_s))
             self.open = None
         elif isinstance(action, do.Forget):
             lost = [part for part, *_ in self.unread if part is not None]
@@ -124,10 +128,10 @@ class Shell:
 
     def search(self, participants: Any) -> Search:
         if not self.adaptive:
-            return Exhaustive(LIMITS, 2, 8)
+            return Exhaustive(LIMITS, self.warmup_steps, 8)
         return Adaptive(
             LIMITS,
-            2,
+            self.warmup_steps,
             8,
             lambda curve: list(curve.energy_j),
             lambda estimates, cautious: self.best(list(estimates), None).power_limit_mw,
@@ -225,9 +229,11 @@ def test_a_driver_that_does_not_return_delays_no_step() -> None:
     shell.assert_chosen()
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_a_limit_that_takes_long_to_set_costs_a_step_and_no_measurement(adaptive: bool) -> None:
-    quick, slow = Shell(adaptive), Shell(adaptive)
+@pytest.mark.parametrize(("adaptive", "warmup_steps"), [(False, 0), (False, 2), (True, 2)])
+def test_a_limit_that_takes_long_to_set_costs_a_step_and_no_measurement(
+    adaptive: bool, warmup_steps: int
+) -> None:
+    quick, slow = Shell(adaptive, warmup_steps), Shell(adaptive, warmup_steps)
     slow.slow = True
     steps = quick.run(), slow.run()
     slow.step()

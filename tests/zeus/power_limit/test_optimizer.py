@@ -27,6 +27,7 @@ from zeus.optimizer.power_limit import (
     Warmup,
     ZeusCost,
     others,
+    shell,
 )
 from zeus.utils.metric import zeus_cost
 from zeusd.devices.simulated import Work
@@ -740,6 +741,22 @@ def test_a_search_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None
     gpus: Any = BoundGpus(10**9)
     others.borrow(gpus, [0], wait_s=0.0)
     assert gpus.looks > 10**9 - 5
+
+
+def test_all_waits_of_a_step_together_are_short(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver does not return; a step sets a limit, gives up, and asks what is in force."""
+    plo = optimizer(node, Energy())
+    train(plo, work, 5)
+    waited: list[float] = []
+    monkeypatch.setattr(shell, "time", types.SimpleNamespace(monotonic=lambda: sum(waited)))
+    never = types.SimpleNamespace(wait=lambda seconds: waited.append(seconds))
+    for step in (1, 2):
+        plo.on_step_begin()
+        for _ in range(4):
+            plo._shell._wait(never)
+        assert sum(waited) == pytest.approx(step * shell.STEP_WAIT_S)
 
 
 def test_other_uses_of_its_monitor_do_not_disturb_a_search(

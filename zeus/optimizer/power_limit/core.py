@@ -85,7 +85,7 @@ class Core:
         self._joined = False
         self._parts = Parts()
         self._command: Command | None = None
-        self._heard_at = 0
+        self._heard_at = self._opened_at = 0
         self._due = self._obeyed = False
         self._stretches = Stretches(warmup_steps, profile_steps, adaptive)
         self._watch: Watch | None = None
@@ -148,6 +148,8 @@ class Core:
                 return []
             self._watch.step()
             return [Listen()] if self.world > 1 and self._watch.steps % LISTEN_STEPS == 0 else []
+        if self._opened_at == self.step:  # its limit was set late: the window has just begun
+            return [Collect(), Listen()]
         state.steps -= 1
         self._due = state.steps <= 0
         if isinstance(state, (Warmup, Profiling)):
@@ -347,6 +349,7 @@ class Core:
 
     def _begin_part(self, limit: int) -> Actions:
         self.state = Profiling(current_power_limit=limit, steps=self._parts.open())
+        self._opened_at = self.step
         return [OpenWindow(limit)]
 
     def _end_part(self, limit: int, steps: int) -> Actions:

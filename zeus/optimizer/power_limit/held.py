@@ -1,5 +1,5 @@
 """The power limit and profile that a process holds on its GPUs, even while zeusd does not answer.
-A thread sets and releases them, and training waits for it only as long as its caller says. The
+A thread sets and releases them, and training waits for it only as long as its shell allows. The
 thread retries until zeusd answers: a zeusd that restarts keeps the leases of running processes, so
 a limit that is no longer wanted must be released then.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from zeus import _node
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError, ZeusGPULeaseExpiredError
-from zeus_ipc.circuit import WAIT_S, bounded, unanswered
+from zeus_ipc.circuit import bounded, unanswered
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,6 @@ _Wanted = tuple[int, int | None] | None
 
 RETRY_S = 1.0
 """Interval between retries to a zeusd that does not answer."""
-STEP_WAIT_S: float | None = 0.02
-"""How long a training step waits for the thread, s; None: until it is done, as in virtual time."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +40,33 @@ class Outcome:
 
 
 class HeldLimits:
-    """The limits that a process holds on some GPUs."""
+    """The limits that a process holds on some GPUs.
 
-    def __init__(self, gpus: GPUs, indices: Sequence[int]) -> None:
+    Args:
+        gpus: The process's GPUs.
+        indices: Those of them whose limits are set.
+        wait: Waits for an event, as long as training may now.
+    """
+
+    def __init__(
+        self, gpus: GPUs, indices: Sequence[int], wait: Callable[[threading.Event], None]
+    ) -> None:
         self._gpus = gpus
         self._indices = gpus.with_power_limit(indices) if indices else []
+        self._wait = wait
         self._guard = threading.Lock()
-        self._changed = threading.Event()
+        self._changed, self._tried = threading.Event(), threading.Event()
         self._behind: threading.Thread | None = None
         self._wanted: _Wanted = None
         self._profiled = False  # whether any profile has been set
         self._outcome: Outcome | None = None
 
-    def set(
-        self, power_limit_mw: int, profile: int | None = None, wait_s: float | None = WAIT_S
-    ) -> Outcome | None:
+    def set(self, power_limit_mw: int, profile: int | None = None) -> Outcome | None:
         """Sets a limit on all GPUs, mW, and a workload power profile, or clears the one that was
-        set. Returns None if this takes longer than `wait_s`; see `outcome`. Acquires a lost lease
-        again, as after the program was stopped.
+        set. Returns None if this takes longer than training may wait; see `outcome`. Acquires a
+        lost lease again, as after the program was stopped.
         """
-        return self._want((power_limit_mw, profile), wait_s)
+        return self._want((power_limit_mw, profile), wait=True)
 
     def outcome(self) -> Outcome | None:
         """Returns, once, the outcome for which `set` returned None; None: still pending. Takes no
@@ -71,16 +76,17 @@ class HeldLimits:
             outcome, self._outcome = self._outcome, None
         return outcome
 
-    def release(self, wait_s: float | None) -> None:
-        """Restores the limits. Waits for it no longer than `wait_s`, and not for a zeusd that does
-        not answer, or has not set a limit yet.
+    def release(self) -> None:
+        """Restores the limits. Does not wait for a zeusd that does not answer, or has not set a
+        limit yet.
         """
-        self._want(None, wait_s if self._behind is None and _node.answers() else 0.0)
+        self._want(None, wait=self._behind is None and _node.answers())
 
-    def _want(self, wanted: _Wanted, wait_s: float | None) -> Outcome | None:
+    def _want(self, wanted: _Wanted, wait: bool) -> Outcome | None:
         with self._guard:
             self._wanted, self._outcome = wanted, None
             self._changed.set()
+            self._tried.clear()
             behind = self._behind
             if behind is None:
                 behind = threading.Thread(target=self._go_on, name="zeus-power-limit", daemon=True)
@@ -90,7 +96,8 @@ class HeldLimits:
                     with bounded():
                         return self._done(wanted)
                 self._behind = behind
-        behind.join(wait_s)
+        if wait:
+            self._wait(self._tried)
         return self.outcome()
 
     def _go_on(self) -> None:
@@ -101,9 +108,11 @@ class HeldLimits:
                 self._changed.clear()
             outcome = self._done(wanted)
             with self._guard:
-                if outcome is not None and not self._changed.is_set():
-                    self._outcome, self._behind = outcome, None
-                    return
+                if not self._changed.is_set():
+                    self._tried.set()
+                    if outcome is not None:
+                        self._outcome, self._behind = outcome, None
+                        return
             if outcome is None:
                 self._changed.wait(RETRY_S)
 

@@ -20,7 +20,7 @@ from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.power_limit import actions
 from zeus.optimizer.power_limit.actions import Action, Actions, Part
 from zeus.optimizer.power_limit.core import Core
-from zeus.optimizer.power_limit.held import STEP_WAIT_S, HeldLimits, Outcome
+from zeus.optimizer.power_limit.held import HeldLimits, Outcome
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.link import LeaderConnection, connect
 from zeus.optimizer.power_limit.planner import LimitPlanner
@@ -34,6 +34,9 @@ from zeus_ipc.replies import LeaseInfo
 from zeus_ipc.users import user_name
 
 log = logging.getLogger(__name__)
+
+STEP_WAIT_S = 0.01
+"""How long training waits for limits within a step, s, all of its waits together."""
 
 
 class Shell:
@@ -61,9 +64,10 @@ class Shell:
         self._highest_mw = highest_mw
         self._together = together
         self._indices = list(indices)
-        self._limits = HeldLimits(monitor.gpus, self._indices)
+        self._limits = HeldLimits(monitor.gpus, self._indices, self._wait)
         self._unread: deque[tuple[Part | None, list[Measurement]]] = deque()
         self._last_set_mw = 0
+        self._step, self._wait_s = 0, WAIT_S  # how long this step may still wait
 
     def perform(self, wanted: Actions) -> None:
         """Performs actions in order; handles the result of each before the next."""
@@ -74,10 +78,14 @@ class Shell:
             action = left.popleft()
             left.extendleft(reversed(_method_for(type(action))(self, action)))
 
-    @property
-    def _wait_s(self) -> float | None:
-        """How long training may wait for zeusd now."""
-        return STEP_WAIT_S if self.core.step else WAIT_S
+    def _wait(self, event: threading.Event) -> None:
+        """Waits for an event, as long as this step may."""
+        if self._step != self.core.step:
+            self._step, self._wait_s = self.core.step, STEP_WAIT_S
+        until_s = time.monotonic() + self._wait_s
+        while (left_s := until_s - time.monotonic()) > 0 and not event.wait(left_s):
+            pass
+        self._wait_s = until_s - time.monotonic()
 
     @singledispatchmethod
     def _do(self, action: Action) -> Actions:
@@ -103,7 +111,7 @@ class Shell:
     @_do.register
     def _set_limit(self, action: actions.SetLimit) -> Actions:
         limit, profile = action.power_limit_mw, action.profile
-        return self._limit_is(self._limits.set(limit, profile, self._wait_s))
+        return self._limit_is(self._limits.set(limit, profile))
 
     @_do.register
     def _ask_for_limit(self, action: actions.AskForLimit) -> Actions:
@@ -125,7 +133,9 @@ class Shell:
 
     @_do.register
     def _release_limits(self, action: actions.ReleaseLimits) -> Actions:
-        self._limits.release(WAIT_S if action.at_end else self._wait_s)
+        if action.at_end:
+            self._step, self._wait_s = self.core.step, WAIT_S
+        self._limits.release()
         return []
 
     @_do.register
@@ -222,13 +232,15 @@ class Shell:
         last = f"; {watts(self._last_set_mw)} W was set last" if self._last_set_mw else ""
         found = [f" at a power limit that cannot be read now{last}"]
 
+        asked = threading.Event()
+
         def ask() -> None:
             with contextlib.suppress(ZeusBaseError):
                 found.append(limit_in_force(self.monitor.gpus, self._indices, self._highest_mw))
+            asked.set()
 
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(self._wait_s)
+        threading.Thread(target=ask, daemon=True).start()
+        self._wait(asked)
         warn(
             f"The power limit optimizer stopped, and training continues{found[-1]}: {action.reason}"
         )
