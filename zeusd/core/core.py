@@ -369,6 +369,11 @@ class Core:
         """Whether it was stopped, and some control is still to be restored."""
         return self.node.stopping and not self._silent and bool(self._left)
 
+    @property
+    def lost(self) -> bool:
+        """Whether all controls that are still to be restored are those of lost GPUs."""
+        return all(machine.gpu in self._lost_gpus for machine in self._left)
+
     def summary(self) -> tuple[int, int, int]:
         """How many GPUs there are, leases, and controls that could not be restored yet."""
         machines = [*self.node.machines()]

@@ -75,6 +75,10 @@ audit = logging.getLogger(AUDIT)
 JOURNAL_RETRY_S = 1.0
 """Pause between attempts to write to the journal what could not be written."""
 
+GONE_S = 2.0
+"""A driver that has answered all calls with errors for so long is not waited for at a stop: a
+short failure is over by then."""
+
 NOTED_S = 0.01
 """How long an entry may wait for others, if what the journal says already is right, too."""
 
@@ -208,7 +212,8 @@ class Engine:
 
     def stop(self, timeout_s: float, then: Callable[[], None], restore: bool = True) -> None:
         """Restores everything, then calls `then`; after `timeout_s` at the latest, or as long after
-        that as an earlier write may still take effect.
+        that as an earlier write may still take effect. Does not wait for a driver that answers that
+        it cannot: its GPU is lost, or all calls have failed for long.
 
         What could not be restored by then stays in the journal. Without `restore` everything does.
         A stop during the start waits until the GPUs are known.
@@ -230,7 +235,8 @@ class Engine:
                 self._reactor.post(begin)
                 return
             late = time.monotonic_ns() > (settled_ns if self.core.settling else give_up_ns)
-            if (looking or self.core.restoring or not self.core.settled) and not late:
+            restoring = self.core.restoring and not self._gone
+            if (looking or restoring or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
             self.abandoned = self.core.unrestored if restore else []
@@ -303,6 +309,13 @@ class Engine:
         return [problem for problem in found if problem is not None]
 
     # --------------------------------------------------------------------------------- internals
+
+    @property
+    def _gone(self) -> bool:
+        """Whether no attempt to restore what is left can succeed."""
+        failing = self._nvml.failing
+        dead = failing is not None and time.monotonic_ns() - failing[0] > GONE_S * 1e9
+        return dead or self.core.lost
 
     def apply(self, effects: Sequence[Effect]) -> None:
         """Carries out the effects of one event, in order, after all that it journals."""

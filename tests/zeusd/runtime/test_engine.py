@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from tests.support import wait_for
 from zeus_ipc.client import Client
 from zeus_ipc.errors import RequestRejected
 from zeusd import embed
+from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.vendors import Options
 from zeusd.identity import EMBEDDED_PREFIX, boot_id
-from zeusd.nodes import open_node
+from zeusd.nodes import OpenedNode, open_node
 from zeusd.records import Entry, replay
+from zeusd.runtime import engine
 from zeusd.runtime.engine import Engine
 
 
@@ -149,3 +152,46 @@ def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> 
     for block in (True, False):
         with pytest.raises(RequestRejected, match="power_limit_mw: Input should be a valid int"):
             client.set_power_limit(gpu, 150_000.5, block=block)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("calls", "code", "waits"),
+    [
+        (["set_power_limit"], 15, False),
+        (["sensors", "power_limit_mw", "set_power_limit"], 999, False),
+        (["set_power_limit"], 999, True),
+    ],
+    ids=["lost", "all calls fail", "may succeed later"],
+)
+def test_an_exit_does_not_wait_for_a_driver_that_is_gone(
+    tmp_path: Path,
+    disk: Disk,
+    engines: list[Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    calls: list[str],
+    code: int,
+    waits: bool,
+) -> None:
+    monkeypatch.setattr(embed, "_STOP_S", 3600.0)
+    monkeypatch.setattr(engine, "GONE_S", 0.0)
+    nvml = SimulatedBackend("v100-pcie:setter_ms=0")
+    client = embed.connect(OpenedNode(nvml, None, lambda: None), state_dir=str(tmp_path / "state"))
+    gpu = client.node().gpus[0].uuid
+    client.windows(gpu)  # its sensors are read from now on
+    client.set_power_limit(gpu, 150_000)
+    for call in calls:
+        nvml.inject(0, call, code)
+    wait_for(lambda: "sensors" not in calls or engines[0]._nvml.failing, "all calls to fail")
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    key = f"pending/{gpu}/power_limit"
+    if waits:
+        describe = engines[0]._nvml.describe
+        wait_for(lambda: any(str(code) in one.errors for one in describe()), "an attempt")
+        nvml.clear_faults()
+    wait_for(lambda: not closing.is_alive(), "the exit")
+    if waits:
+        nvml.init()
+        assert nvml.power_limit_mw(0) == 250_000
+    else:
+        assert [150_000] in disk.entries()[key]["values"], "for the next engine"
