@@ -8,22 +8,21 @@ pods: they keep their allocations until they end.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeusctl.kubernetes.agent import HasDevices, Pods
-from zeusctl.kubernetes.kubelet import DRIVERS, KubeletUnavailable
+from zeus_ipc.overriding import override
+from zeusctl.kubernetes.agent import Follower, log
+from zeusctl.kubernetes.kubelet import DRIVERS, Kubelet
 from zeusctl.kubernetes.plan import PodDevices
 from zeusctl.kubernetes.pods import Pod
+from zeusctl.kubernetes.watch import PodWatch
 from zeusctl.parts import Devices, Part, mig_devices, together
 
 PERIOD_S = 2.0
-
-log = logging.getLogger("zeusd_kubernetes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,12 @@ def holdings(
     pods: Iterable[Pod],
     node: Devices,
 ) -> tuple[set[PodHolding], set[str]]:
-    """Returns what each pod holds, and the ids of devices that do not belong to this node."""
+    """Returns what each pod holds, and the ids of devices that do not belong to this node.
+
+    Args:
+        devices: From kubelet.
+        pods: As far as the Kubernetes API knows them.
+    """
     known = {(pod.namespace, pod.name): pod for pod in pods}
     found: set[PodHolding] = set()
     unknown: set[str] = set()
@@ -99,55 +103,45 @@ def _unlisted(
     }
 
 
-class Accounts:
-    """Keeps zeusd's allocations in step with kubelet. Its user must be an administrator there."""
+class Accounts(Follower):
+    """Keeps zeusd's allocations in step with kubelet.
+
+    Args:
+        uuid: The UUID of a device of a resource claim, called `driver/pool/name`; None: not known.
+        period_s: How often kubelet is asked.
+    """
 
     def __init__(
         self,
         zeusd: Client,
-        sources: Sequence[Pods],
-        kubelet: HasDevices,
+        sources: Sequence[PodWatch],
+        kubelet: Kubelet,
         uuid: Callable[[str], str | None] = lambda device: None,
         period_s: float = PERIOD_S,
     ) -> None:
-        self._zeusd = zeusd
-        self._sources = sources
-        self._kubelet = kubelet
+        super().__init__(zeusd, sources, kubelet)
         self._uuid = uuid
         self._period_s = period_s
         self._held: set[PodHolding] = set()
         self._repeat = False
         self._unknown: set[str] = set()
-        self._trouble = ""
 
     def run(self, ended: threading.Event) -> None:
         """Runs until `ended` is set. Allocations stay, as the pods keep running."""
         while not ended.is_set():
-            try:
-                self.reconcile()
-                self._trouble = ""
-            except (ZeusIpcError, KubeletUnavailable) as error:
-                # zeusd may have been restarted; allocating twice is not an error.
-                self._repeat |= isinstance(error, ZeusIpcError)
-                if str(error) != self._trouble:
-                    log.warning("%s", error)
-                self._trouble = str(error)
+            self.attempt()
+            # zeusd may have been restarted; allocating twice is not an error.
+            self._repeat |= isinstance(self.trouble, ZeusIpcError)
             ended.wait(self._period_s)
 
-    def reconcile(self) -> None:
-        """Allocates what pods hold, and ends allocations that they no longer hold.
-
-        Raises:
-            ZeusIpcError: zeusd did not answer, or this user is not an administrator.
-            KubeletUnavailable: kubelet did not.
-        """
-        seen = [source.pods() for source in self._sources]
-        if None in seen:
-            return  # what is ended is not known yet
-        pods = [pod for some in seen if some is not None for pod in some]
+    @override
+    def reconcile(self) -> bool:
+        pods = self.pods()
+        if pods is None:
+            return True
         gpus = self._zeusd.node().gpus
         if not gpus:
-            return  # no driver; zeusd keeps the allocations until it is back
+            return True  # no driver; zeusd keeps the allocations until it is back
         devices = {
             pod: [*dict.fromkeys(self._named(one) for one in ids)]
             for pod, ids in self._kubelet.devices(claims=True).items()
@@ -174,6 +168,7 @@ class Accounts:
             log.info("%s holds %s", new.name, new.part.gpu)
             self._held.add(new)
         self._repeat = False
+        return False
 
     def _named(self, device: str) -> str:
         claimed = device.startswith(tuple(f"{driver}/" for driver in DRIVERS))

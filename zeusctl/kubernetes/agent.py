@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Protocol
 
 import urllib3
 from kubernetes import client
@@ -19,11 +18,13 @@ from kubernetes.client.rest import ApiException
 
 from zeus_ipc import Client
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
+from zeus_ipc.overriding import override
 from zeus_ipc.replies import GpuInfo
 from zeus_ipc.users import named
-from zeusctl.kubernetes.kubelet import KubeletUnavailable
-from zeusctl.kubernetes.plan import Bounds, Plan, PodDevices, differences, held, plan
+from zeusctl.kubernetes.kubelet import Kubelet, KubeletUnavailable
+from zeusctl.kubernetes.plan import Bounds, Plan, differences, held, plan
 from zeusctl.kubernetes.pods import ANNOTATION, Pod
+from zeusctl.kubernetes.watch import PodWatch
 
 PROGRAM = "zeusd-kubernetes"
 SET, REFUSED = "PowerLimitSet", "PowerLimitRefused"
@@ -94,57 +95,70 @@ class Events:
         self._reported = {uid: text for uid, text in self._reported.items() if uid in uids}
 
 
-class Pods(Protocol):
-    """The pods of some namespaces."""
+class Follower:
+    """Keeps zeusd in step with a node's pods. Its user must be an administrator of zeusd.
 
-    def pods(self) -> list[Pod] | None:
-        """The pods; None: not known yet."""
-        ...
+    Args:
+        sources: The pods of each namespace that counts.
 
+    Attributes:
+        trouble: Why the last attempt failed; None: it did not.
+    """
 
-class HasDevices(Protocol):
-    """A source of the GPUs of each pod."""
+    def __init__(self, zeusd: Client, sources: Sequence[PodWatch], kubelet: Kubelet) -> None:
+        self._zeusd = zeusd
+        self._sources = sources
+        self._kubelet = kubelet
+        self.trouble: Exception | None = None
 
-    def devices(self, claims: bool = False) -> PodDevices:
-        """Returns the ids of GPUs by pod namespace and name.
+    def reconcile(self) -> bool:
+        """Applies what has changed. Returns whether to call it again soon.
 
         Raises:
-            KubeletUnavailable: It does not say.
+            ZeusIpcError: zeusd did not answer, or this user is not an administrator.
+            KubeletUnavailable: kubelet did not.
         """
-        ...
+        raise NotImplementedError
+
+    def attempt(self) -> bool:
+        """The same, but logs errors: each once, not at every attempt."""
+        try:
+            again = self.reconcile()
+        except (ZeusIpcError, KubeletUnavailable) as error:
+            if str(error) != str(self.trouble):
+                log.warning("%s", error)
+            self.trouble = error
+            return True
+        self.trouble = None
+        return again
+
+    def pods(self) -> list[Pod] | None:
+        """All pods; None: not all are known yet, such as one that runs or has ended."""
+        seen = [source.pods() for source in self._sources]
+        return None if None in seen else [pod for some in seen for pod in some or ()]
 
 
-class Tells(Protocol):
-    """Reports to users."""
+class Agent(Follower):
+    """The agent of one node.
 
-    def tell(self, pod: Pod, reason: str, message: str) -> None:
-        """Reports the result of a pod's annotation."""
-        ...
-
-    def forget_others(self, uids: set[str]) -> None:
-        """Forgets all pods but these."""
-        ...
-
-
-class Agent:
-    """The agent of one node. Its user must be an administrator of zeusd."""
+    Args:
+        changed: Set when a pod has changed.
+        resync_s: Interval between full comparisons while no pod changes.
+    """
 
     def __init__(
         self,
         zeusd: Client,
-        sources: Sequence[Pods],
-        kubelet: HasDevices,
-        events: Tells,
+        sources: Sequence[PodWatch],
+        kubelet: Kubelet,
+        events: Events,
         changed: threading.Event,
         resync_s: float = RESYNC_S,
     ) -> None:
-        self._zeusd = zeusd
-        self._sources = sources
-        self._kubelet = kubelet
+        super().__init__(zeusd, sources, kubelet)
         self._events = events
         self._changed = changed
         self._resync_s = resync_s
-        self._trouble = ""
 
     def run(self, ended: threading.Event) -> None:
         """Runs until `ended` is set, and `changed` with it. Ceilings stay, as the pods keep
@@ -152,27 +166,13 @@ class Agent:
         """
         while not ended.is_set():
             self._changed.clear()
-            waiting = True
-            try:
-                waiting = self.reconcile()
-                self._trouble = ""
-            except (ZeusIpcError, KubeletUnavailable) as error:
-                if str(error) != self._trouble:  # once, not at every attempt
-                    log.warning("%s", error)
-                self._trouble = str(error)
-            self._changed.wait(WAITING_S if waiting else self._resync_s)
+            self._changed.wait(WAITING_S if self.attempt() else self._resync_s)
 
+    @override
     def reconcile(self) -> bool:
-        """Sets the ceilings that the pods request. Returns whether to call it again soon.
-
-        Raises:
-            ZeusIpcError: zeusd did not answer.
-            KubeletUnavailable: kubelet did not.
-        """
-        seen = [source.pods() for source in self._sources]
-        if None in seen:
-            return True  # not all pods are known: a ceiling may belong to a running one
-        pods = [pod for some in seen if some is not None for pod in some]
+        pods = self.pods()
+        if pods is None:
+            return True  # a ceiling may belong to a pod that runs
         self._events.forget_others({pod.uid for pod in pods})
         asks = any(pod.asked is not None and not pod.ended for pod in pods)
         gpus = self._zeusd.node().gpus

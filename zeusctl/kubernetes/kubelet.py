@@ -34,7 +34,7 @@ class KubeletUnavailable(Exception):
 
 
 class Kubelet:
-    """The kubelet of this node."""
+    """The kubelet of this node; only root may open its socket."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -67,6 +67,10 @@ class Kubelet:
 
 def devices_of(answer: bytes, claims: bool = False) -> dict[tuple[str, str], list[str]]:
     """The ids of GPUs in a ListPodResourcesResponse, by a pod's namespace and name.
+
+    Args:
+        claims: Also devices of resource claims: by UUID where their CDI names have one, else as
+            `driver/pool/name`.
 
     Raises:
         ValueError: It is not such a message.

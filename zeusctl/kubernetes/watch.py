@@ -28,7 +28,13 @@ log = logging.getLogger("zeusd_kubernetes")
 
 
 class PodWatch:
-    """The pods of this node in one namespace, on a thread of its own."""
+    """The pods of this node in one namespace, on a thread of its own.
+
+    Args:
+        namespace: `*`: all.
+        changed: Called after each change.
+        pause_s: Pause before the retry after a failure, doubled each time.
+    """
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from zeusctl.kubernetes.accounts import Accounts, holdings
 from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
 from zeusctl.kubernetes.kubelet import KubeletUnavailable
 from zeusctl.kubernetes.pods import Pod, pod_of
+from zeusctl.kubernetes.watch import PodWatch
 from zeusctl.parts import Devices, Part
 
 GPUS = cast(
@@ -133,7 +134,8 @@ class Agent:
         self.zeusd, self.kubelet, self.known = Zeusd(), Answers(), Known()
         self.known.found = [*pods]
         client = cast("Client", self.zeusd)
-        self.accounts = Accounts(client, [self.known], self.kubelet, period_s=0)
+        kubelet = cast("KubeletClient", self.kubelet)
+        self.accounts = Accounts(client, [self.known.watch], kubelet, period_s=0)
 
     def run(self, *script: Callable[[], dict[tuple[str, str], list[str]]]) -> list[str]:
         """Runs the agent for a number of polls; returns its requests to zeusd."""
@@ -175,6 +177,7 @@ class Known:
 
     def __init__(self) -> None:
         self.found: list[Pod] | None = []
+        self.watch = cast("PodWatch", self)
 
     def pods(self) -> list[Pod] | None:
         return self.found
@@ -204,7 +207,7 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
     with daemon.client() as zeusd:
         whole, split = zeusd.node().gpus
         (small, large) = zeusd.processes(split.uuid)[split.uuid].mig_devices
-        accounts = Accounts(zeusd, [known], KubeletClient(kubelet.path))
+        accounts = Accounts(zeusd, [known.watch], KubeletClient(kubelet.path))
         known.found = None  # not known yet: nothing is done
         kubelet.pods = [
             pod_resources("one", [whole.uuid], "ml"),
@@ -226,7 +229,7 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
         assert (found["ml/one"].methods, found["ml/one"].run) == (["allocated"], first.uid)
         assert {*found["ml/two"].methods, *found["web/three"].methods} == {"weights"}
         # A restarted agent, and a kubelet that is away for a while, change nothing.
-        again = Accounts(zeusd, [known], KubeletClient(kubelet.path))
+        again = Accounts(zeusd, [known.watch], KubeletClient(kubelet.path))
         again.reconcile()
         kubelet.stop()
         with pytest.raises(KubeletUnavailable, match="mount"):
