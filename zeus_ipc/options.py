@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.overriding import override
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -55,3 +57,25 @@ class _Path(click.Path):
 FILE = _Path(dir_okay=False, path_type=Path)
 OUTPUT = _Path(dir_okay=False, writable=True, path_type=Path, allow_dash=True)
 FOLDER = _Path(file_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+def option(
+    names: str, text: str, kind: Any = None, default: Any = None, **more: Any
+) -> Callable[[F], F]:
+    """An option of a command.
+
+    Args:
+        names: Its names, and that of the parameter if it differs, with blanks between.
+        text: Its help.
+        kind: Its type; `bool`: it is a flag; a tuple: one of these.
+        default: Its value otherwise, which the help shows.
+    """
+    if kind is bool:
+        more["is_flag"] = True
+    else:
+        more["type"] = click.Choice(kind) if isinstance(kind, tuple) else kind
+    if default is not None:
+        more |= {"default": default, "show_default": default != ""}
+    return click.option(*names.split(), help=text, **more)

@@ -1,9 +1,10 @@
-"""Finding programs by name, as a shell does."""
+"""Finding programs by name, as a shell does, and what they print."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 
 
 def is_missing(program: str, error: OSError, path: str | None = None) -> bool:
@@ -22,3 +23,19 @@ def is_missing(program: str, error: OSError, path: str | None = None) -> bool:
     # A file that exists and is "not found" names an interpreter that does not exist.
     missing = isinstance(error, (FileNotFoundError, PermissionError))
     return missing and shutil.which(program, os.F_OK, path) is None
+
+
+def output(*command: str, timeout_s: float = 10.0) -> str | None:
+    """What a program prints; None: it cannot be run, fails, or does not end in time."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 import shlex
 from collections.abc import Callable
@@ -39,8 +40,27 @@ class Duration(ParamType):
             self.fail(str(error), param, ctx)
 
 
+class User(ParamType):
+    """A user's name or number, as a number."""
+
+    name = "USER"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Looks a name up."""
+        if isinstance(value, int) or value.isdecimal():
+            return int(value)
+        try:
+            return pwd.getpwnam(value).pw_uid
+        except KeyError:
+            self.fail(f"there is no user {value!r}", param, ctx)
+
+
 def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F], F]:
-    """The GPUS of a verb: an argument, or `-i` as in nvidia-smi."""
+    """The GPUS of a verb: an argument, or `-i` as in nvidia-smi.
+
+    Args:
+        default: Without any.
+    """
 
     def remember(context: click.Context, _: click.Parameter, text: str | None) -> None:
         context.meta[_FROM_OPTION] = text
@@ -131,6 +151,10 @@ def command_argument(required: bool) -> Callable[[F], F]:
 
 def without_effect(why: str, *names: str) -> None:
     """Refuses options and arguments that have no effect in this combination.
+
+    Args:
+        why: The end of the sentence.
+        names: Options, or arguments in capitals.
 
     Raises:
         UsageError: One of them was given.

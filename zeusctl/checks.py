@@ -8,12 +8,12 @@ import importlib.util
 import os
 import shutil
 import stat
-import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeus_ipc import programs
 from zeus_ipc.checks import Check, fault, note, of_node, ok
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.installed import overlap
@@ -158,7 +158,8 @@ def _systemd(simulated: bool) -> Iterator[Check]:
     if simulated or not Path(SYSTEMD).is_dir() or shutil.which("systemctl") is None:
         return
     for unit in UNITS:
-        shown = _output("systemctl", "show", unit, "--property=LoadState,ActiveState,UnitFileState")
+        wanted = "--property=LoadState,ActiveState,UnitFileState"
+        shown = programs.output("systemctl", "show", unit, wanted)
         if shown is None:
             yield note("systemd", "systemctl does not answer", "see what `systemctl status` says")
             return
@@ -181,17 +182,7 @@ def _last_error(unit: str) -> str:
     it.
     """
     options = ("-p", "err", "-n", "1", "-o", "cat", "--no-pager", "-q")
-    return " ".join((_output("journalctl", "-u", unit, *options) or "").split())
-
-
-def _output(*command: str) -> str | None:
-    """Returns what a program prints; None if it cannot be run or does not end."""
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=10, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    return " ".join((programs.output("journalctl", "-u", unit, *options) or "").split())
 
 
 def _configuration(node: NodeInfo | None) -> Iterator[Check]:

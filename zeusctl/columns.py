@@ -43,6 +43,8 @@ _UNITS: dict[str, Callable[[Any], str]] = {
 }
 """Formats by the unit at the end of a name."""
 
+_TABLES_OMIT = {"w": " W", "mhz": " MHz"}
+
 _OF_REPLIES = {"w": ("w", "mw"), "j": ("j", "mj", "uj")}
 """The units that a reply may have for a unit here."""
 
@@ -51,6 +53,9 @@ _SCALES = {"mw": 1000, "mj": 1000, "uj": 1_000_000}
 
 _OF_METRICS = {"mhz": 1e6, "mib": 2**20, "percent": 0.01}
 """What one unit is in Prometheus's base unit."""
+
+TITLE = 18
+"""Characters of a title on a page."""
 
 E = TypeVar("E")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,6 +93,8 @@ class Column(Generic[E]):
         name: In `--columns` and CSV, with its unit; empty: only in the table.
         heading: In the table; empty: only by name.
         text: Its text in the table; None: that of the value, in the unit of the name.
+        title: On the page of one item; empty: it is not there.
+        page: Its text there, empty: no line; None: that of the value, with its unit.
         get: Its value; None: the attribute of that name.
         spare: Which columns a narrow terminal drops first: the highest; 0: none.
         number: Whether the table aligns it to the right, also if its name has no unit.
@@ -102,6 +109,8 @@ class Column(Generic[E]):
     name: str = ""
     heading: str = ""
     text: Callable[[E], str] | None = None
+    title: str = ""
+    page: Callable[[E], str] | None = None
     get: Callable[[E], Any] | None = None
     spare: int = 0
     number: bool = False
@@ -127,8 +136,16 @@ class Column(Generic[E]):
 
     def cell(self, item: E) -> str:
         """Its text in the table."""
-        if self.text is not None:
-            return self.text(item)
+        return self._formatted(item) if self.text is None else self.text(item)
+
+    def line(self, item: E) -> str:
+        """Its text on the page."""
+        if self.page is not None:
+            return self.page(item)
+        text = self._formatted(item)
+        return text if text == "-" else text + _TABLES_OMIT.get(self.unit, "")
+
+    def _formatted(self, item: E) -> str:
         value = self.value(item)
         if isinstance(value, (list, tuple)):
             return ", ".join(map(str, value))
@@ -244,6 +261,18 @@ def lines(columns: Columns[E], items: Iterable[E], width: int | None = None) -> 
     )
 
 
+def page(columns: Columns[E], item: E) -> Iterator[str]:
+    """The page of one item: a line for each field with a title."""
+    for one in columns:
+        if one.title and (text := one.line(item)):
+            yield entry(one.title, text)
+
+
+def entry(title: str, text: str) -> str:
+    """A line of such a page."""
+    return f"  {title:{TITLE}} {text}"
+
+
 def with_headings(columns: Columns[E]) -> list[Column[E]]:
     """The columns of the table."""
     return [one for one in columns if one.heading]
@@ -272,10 +301,15 @@ def output_options(columns: Columns[Any]) -> Callable[[F], Callable[..., Any]]:
     def add(function: F) -> Callable[..., Any]:
         @wraps(function)
         def run(
-            *, chosen: Sequence[str], form: str | None, watch: float | None, **more: Any
+            session: Any,
+            /,
+            chosen: Sequence[str],
+            form: str | None,
+            watch: float | None,
+            **more: Any,
         ) -> Any:
-            json_wanted = click.get_current_context().find_root().obj.json
-            return function(output=Output(json_wanted, chosen, form, watch, columns), **more)
+            output = Output(session.json, chosen, form, watch, columns)
+            return function(session, output=output, **more)
 
         for option in (
             click.option(

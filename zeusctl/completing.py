@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import CompletionItem
 
+from zeus_ipc.errors import ZeusIpcError
+from zeusctl.reports import schemas
 from zeusctl.session import Session
 
 
 def complete_gpus(context: click.Context, _: click.Parameter, begun: str) -> Sequence[str]:
     """Completes the part after the last comma: to UUIDs if it begins like one, else to indices."""
-    from zeus_ipc.errors import ZeusIpcError
 
     done, comma, begun = begun.rpartition(",")
     session = Session(context.find_root().params.get("socket"))
@@ -49,7 +50,6 @@ def complete_verb(context: click.Context, _: click.Parameter, begun: str) -> lis
 
 def complete_schema(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """Names of the reports."""
-    from zeusctl.reports import schemas
 
     return [name for name in schemas() if name.startswith(begun)]
 

@@ -6,13 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from zeus_ipc.charging import Bounds, bounds_of, reason_of
+from zeusctl.entities import UsedEnergy
 from zeusctl.usage import KWH_FROM_J, KWH_J, NOBODYS, label
-
-if TYPE_CHECKING:
-    from zeusctl.entities import UsedEnergy
 
 SHOWN = 8
 """Accounts with a color of their own; the others share one."""
@@ -44,7 +41,13 @@ svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColo
 def page(
     days: Sequence[UsedEnergy], jobs: Sequence[UsedEnergy], title: str, metered_j: float
 ) -> str:
-    """Returns the page."""
+    """Returns the page.
+
+    Args:
+        days: Sums by user, day by day.
+        jobs: Sums by job, over all days.
+        metered_j: The GPUs' counters for the same time.
+    """
     total_j = sum(one.energy_j for one in days)
     factor, unit = (KWH_J, "kWh") if total_j >= KWH_FROM_J else (1, "J")
     users: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)

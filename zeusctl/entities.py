@@ -64,6 +64,8 @@ class PowerLimits(Entity):
     site: float | None = column(
         "SITE",
         spare=1,
+        title="site limit",
+        page=lambda gpu: site_text(gpu.power_limit_w),
         name="site_limit_w",
         source="power_limit_site_mw",
         metric="zeusd_gpu_power_limit_watts{kind=site} Power limits: requested by software, "
@@ -78,22 +80,75 @@ class PowerLimits(Entity):
     """The highest value that may be set: the lowest of the site limit and all ceilings."""
     site_enforced: bool = column(source="power_limit_enforced")
     """Whether zeusd lowers any limit above the site limit at once, even one set outside zeusd."""
-    smallest: float | None = column(name="min_power_limit_w", source="power_limit_min_mw")
+    smallest: float | None = column(
+        title="limits it accepts",
+        page=lambda gpu: accepted(gpu),
+        name="min_power_limit_w",
+        source="power_limit_min_mw",
+    )
     largest: float | None = column(name="max_power_limit_w", source="power_limit_max_mw")
-    default: float | None = column(name="default_power_limit_w", source="power_limit_default_mw")
+    default: float | None = column(
+        title="vendor's default", name="default_power_limit_w", source="power_limit_default_mw"
+    )
 
 
 class PowerLimit(PowerLimits):
     """Power limits of a GPU, in watts."""
 
     requested: float | None = column(
-        name="power_limit_w", metric="zeusd_gpu_power_limit_watts{kind=requested}"
+        title="limit requested",
+        name="power_limit_w",
+        metric="zeusd_gpu_power_limit_watts{kind=requested}",
     )
     """Requested by software."""
     enforced: float | None = column(
-        name="enforced_power_limit_w", metric="zeusd_gpu_power_limit_watts{kind=enforced}"
+        title="limit enforced",
+        name="enforced_power_limit_w",
+        metric="zeusd_gpu_power_limit_watts{kind=enforced}",
     )
     """In force."""
+
+    @property
+    def lowered(self) -> bool:
+        """Whether what is requested, or in force, is below the site limit."""
+        limits = [one for one in (self.requested, self.enforced) if one is not None]
+        return self.site is not None and min(limits, default=self.site) < self.site
+
+    @property
+    def raised(self) -> bool:
+        """Whether more than the site limit was requested, before zeusd started or outside it."""
+        return None not in (self.requested, self.site) and (self.requested or 0) > (self.site or 0)
+
+
+def is_cap_only(limit: PowerLimits) -> bool:
+    """Whether a site limit is below the GPU's maximum and applies only to what zeusd sets."""
+    lower = limit.site is not None and limit.largest is not None and limit.site < limit.largest
+    return lower and not limit.site_enforced
+
+
+def site_text(limit: PowerLimits) -> str:
+    """The site limit, and whether others may exceed it."""
+    if limit.site is None:
+        return "-"
+    state = ", enforced" if limit.site_enforced else ""
+    if limit.highest is not None and limit.highest < limit.site:
+        state = f"; ceilings allow at most {number(limit.highest, 'W')}"
+    return number(limit.site, "W") + (", not enforced" if is_cap_only(limit) else state)
+
+
+def span(low: float | None, high: float | None, unit: str) -> str:
+    """A range with its unit."""
+    if low is None or high is None:
+        return "-"
+    return number(high, unit) if low == high else f"{number(low)} to {number(high, unit)}"
+
+
+def accepted(gpu: Gpu | KnownGpu) -> str:
+    """The power limits that the GPU itself accepts."""
+    limit = gpu.power_limit_w
+    if limit.smallest is None:
+        return "-"
+    return f"{number(limit.smallest)}-{number(limit.largest, 'W')}"
 
 
 class ControlState(Entity):
@@ -128,10 +183,7 @@ def limit_text(gpu: Gpu) -> str:
     text, enforced = number(limit.requested), limit.enforced
     if enforced is not None and enforced < limit.requested:
         text += f">{number(enforced)}"
-    below = (
-        limit.site is not None and min(limit.requested, enforced or limit.requested) < limit.site
-    )
-    return style(text, fg="yellow") if below else text
+    return style(text, fg="yellow") if limit.lowered else text
 
 
 def _memory(gpu: Gpu) -> str:
@@ -139,6 +191,23 @@ def _memory(gpu: Gpu) -> str:
         return "-"
     used, total = gpu.memory_used_mib / 1024, gpu.memory_total_mib / 1024
     return f"{number(used)}/{number(total, 'GiB', 0)}"
+
+
+def _locked(clocks: Sequence[int] | None) -> str:
+    return "" if clocks is None else span(clocks[0], clocks[1], "MHz")
+
+
+def _requested(gpu: Gpu) -> str:
+    """The workload power profiles that are requested; empty: the GPU has none."""
+    name = Control.POWER_PROFILE.value
+    held = (one.value for one in gpu.controls if one.control == name)
+    return next((quantity_text(name, value) for value in held), "")
+
+
+def _in_force(gpu: Gpu) -> str:
+    enforced = gpu.enforced_power_profiles
+    text = "-" if enforced is None else ", ".join(enforced) or "none"
+    return text if _requested(gpu) else ""
 
 
 def _clock(mhz: int | None, locked: object) -> str:
@@ -181,27 +250,33 @@ class Gpu(Entity):
 
     index: int = column("GPU", number=True, width=3)
     name: str = column("NAME", text=product, spare=3, width=22)
-    uuid: str
-    pci_address: str
+    uuid: str = column(title="UUID")
+    pci_address: str = column(title="PCI address")
     utilization_percent: int | None = column(
-        "UTIL", width=5, metric="zeusd_gpu_utilization_ratio Share of time in which a kernel ran."
+        "UTIL",
+        title="utilization",
+        width=5,
+        metric="zeusd_gpu_utilization_ratio Share of time in which a kernel ran.",
     )
     """Share of the last sample period in which a kernel ran."""
     memory_used_mib: int | None = column(
         "MEM USED",
         text=_memory,
+        title="memory in use",
+        page=_memory,
         width=11,
         metric="zeusd_gpu_memory_used_bytes Memory of the GPU in use.",
     )
     memory_total_mib: int | None = column(source="memory_mib")
     power_w: float | None = column(
-        "POWER", width=6, metric="zeusd_gpu_power_watts Power at this moment."
+        "POWER", title="power", width=6, metric="zeusd_gpu_power_watts Power at this moment."
     )
     power_limit_w: PowerLimit = column(
         "LIMIT", text=limit_text, part=PowerLimit, number=True, width=7
     )
     gpu_clock_mhz: int | None = column(
         "CLOCK",
+        title="graphics clock",
         width=5,
         text=lambda one: _clock(one.gpu_clock_mhz, one.locked_gpu_clocks_mhz),
         metric="zeusd_gpu_clock_hertz{clock=gpu} Clocks.",
@@ -209,20 +284,28 @@ class Gpu(Entity):
     memory_clock_mhz: int | None = column(
         "MEMORY",
         text=lambda one: _clock(one.memory_clock_mhz, one.locked_memory_clocks_mhz),
+        title="memory clock",
         spare=4,
         width=6,
         metric="zeusd_gpu_clock_hertz{clock=memory}",
     )
     locked_gpu_clocks_mhz: list[int] | None = column(
+        title="graphics locked to",
+        page=lambda one: _locked(one.locked_gpu_clocks_mhz),
         metric="zeusd_gpu_locked_clock_hertz{clock=gpu,end} Ends of the ranges that zeusd locked "
-        "clocks to."
+        "clocks to.",
     )
     """[lowest, highest], as zeusd locked them; None: unlocked, as far as zeusd knows."""
     locked_memory_clocks_mhz: list[int] | None = column(
-        metric="zeusd_gpu_locked_clock_hertz{clock=memory,end}"
+        title="memory locked to",
+        page=lambda one: _locked(one.locked_memory_clocks_mhz),
+        metric="zeusd_gpu_locked_clock_hertz{clock=memory,end}",
     )
     temperature_c: int | None = column(
-        "TEMP", width=4, metric="zeusd_gpu_temperature_celsius Temperature."
+        "TEMP",
+        title="temperature",
+        width=4,
+        metric="zeusd_gpu_temperature_celsius Temperature.",
     )
     memory_power_w: float | None = column(
         metric="zeusd_gpu_memory_power_watts Power of a GPU's memory, which is part of the GPU's."
@@ -235,10 +318,15 @@ class Gpu(Entity):
         "module or unknown."
     )
     """What `energy_j` counts: gpu, module (the whole superchip), or unknown."""
-    energy_j: float | None = column("ENERGY", spare=5, width=9)
+    energy_j: float | None = column("ENERGY", title="energy counter", spare=5, width=9)
     """Since the driver was loaded."""
     throttle_reasons: list[str] | None = column(
-        "THROTTLED BY", text=throttled_text, source=_reasons, width=19
+        "THROTTLED BY",
+        text=throttled_text,
+        title="throttled by",
+        page=lambda one: throttled_text(one) or "nothing",
+        source=_reasons,
+        width=19,
     )
     throttling_ceiling: str | None = column(
         source=_throttling_ceiling,
@@ -246,7 +334,7 @@ class Gpu(Entity):
         "GPU: site, persisted, fleet or job:ID.",
     )
     """The ceiling whose power limit throttles it: site, persisted, fleet or job:ID; None: none."""
-    persistence_mode: bool | None
+    persistence_mode: bool | None = column(title="persistence mode")
     processes: int | None
     """Number of processes that use it, if they were requested."""
     leases: int
@@ -255,22 +343,20 @@ class Gpu(Entity):
     """Why it could not be read; then the readings are None."""
     persisted: list[str]
     """Controls that an administrator set with --persist."""
-    controls: list[ControlState] = column(source=_values)
+    controls: list[ControlState] = column(
+        title="profiles requested", page=_requested, source=_values
+    )
     """The value of each control."""
-    enforced_power_profiles: list[str] | None = column(source=_enforced)
+    enforced_power_profiles: list[str] | None = column(
+        title="profiles enforced",
+        page=_in_force,
+        source=_enforced,
+    )
     """Workload power profiles in force; the requested ones are under `controls`."""
     power_of: str | None = column(
         source=lambda gpu, _: next((one for one in gpu.power_domain[:1] if one != gpu.uuid), None)
     )
     """UUID of the GPU that has its power limit, power and energy, as the first die of a card."""
-
-
-def _limits(gpu: KnownGpu) -> str:
-    """The power limits that the GPU itself accepts."""
-    limit = gpu.power_limit_w
-    if limit.smallest is None:
-        return "-"
-    return f"{number(limit.smallest)}-{number(limit.largest, 'W')}"
 
 
 class KnownGpu(Entity):
@@ -285,7 +371,7 @@ class KnownGpu(Entity):
     mig_enabled: bool
     runtime_indices: list[int]
     """HIP's number of it, or of its partitions; empty: unknown, or not an AMD GPU."""
-    power_limit_w: PowerLimits = column("LIMITS", text=_limits, part=PowerLimits)
+    power_limit_w: PowerLimits = column("LIMITS", text=accepted, part=PowerLimits)
     controls: list[str] = column("CONTROLS", spare=4)
     """Controls that it offers."""
     power_profiles: list[str] = column(source=lambda gpu: [one.name for one in gpu.power_profiles])
@@ -539,17 +625,23 @@ class Sample(Entity):
     """Samples that were missed just before."""
 
 
+def _joules(one: Measured) -> str:
+    if one.energy_j is None or one.uncertainty_j is None:
+        return "-"
+    return f"{one.energy_j:.2f} ± {one.uncertainty_j:.2f}"
+
+
 class Measured(Entity):
     """Energy of one source."""
 
-    source: str
+    source: str = column("SOURCE")
     """`gpu:INDEX`, `cpu:INDEX`, `dram:INDEX` or `module:NUMBER`."""
     uuid: str | None
-    energy_j: float | None
+    energy_j: float | None = column("ENERGY (J)", text=_joules)
     """None: nothing could be measured, see `trouble`."""
     uncertainty_j: float | None
     """Two standard deviations."""
-    average_power_w: float | None
+    average_power_w: float | None = column("AVERAGE (W)")
     trouble: str | None
 
 
@@ -648,6 +740,7 @@ KNOWN_GPU: Columns[KnownGpu] = columns_of(KnownGpu)
 MODULE: Columns[Module] = columns_of(Module)
 LEASE: Columns[Lease] = columns_of(Lease)
 CEILING: Columns[Ceiling] = columns_of(Ceiling)
+MEASURED: Columns[Measured] = columns_of(Measured)
 PROCESS: Columns[Process] = columns_of(Process)
 ALLOCATION: Columns[Allocation] = columns_of(Allocation)
 EVENT: Columns[Event] = columns_of(Event)

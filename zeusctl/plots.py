@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import click
+
+from zeusctl.entities import UsedEnergy
 from zeusctl.exits import CommandError
-
-if TYPE_CHECKING:
-    from zeusctl.entities import UsedEnergy
 
 Line = list[tuple[float, float]]
 """Times, seconds since 1970, and values."""
@@ -29,7 +29,7 @@ class Track:
 
     name: str
     power_w: Line = field(default_factory=list)
-    limit_w: Line = field(default_factory=list)
+    power_limit_w: Line = field(default_factory=list)
     gpu_clock_mhz: Line = field(default_factory=list)
     memory_clock_mhz: Line = field(default_factory=list)
 
@@ -40,8 +40,20 @@ DEBIAN_HOME = "/usr/lib/zeusd"
 """Where the Debian package installs zeusctl."""
 
 
-def check_available() -> None:
-    """Imports matplotlib; raises CommandError if it is missing."""
+def check_available(path: Path | None = None, name: str = "") -> None:
+    """Imports matplotlib, and checks the file's ending.
+
+    Args:
+        path: The file to draw to; None: any.
+        name: Of its option.
+
+    Raises:
+        BadParameter: It is no kind of file that can be drawn.
+        CommandError: matplotlib is missing.
+    """
+    if path is not None and path.suffix not in ENDINGS:
+        endings = ", ".join(ENDINGS)
+        raise click.BadParameter(f"name a file that ends in {endings}", param_hint=name)
     try:
         import matplotlib
     except ImportError:
@@ -88,7 +100,7 @@ def draw_tracks(tracks: Sequence[Track], path: Path) -> int:
         power_color = _COLORS[number % len(_COLORS)]
         points += _draw(axes, track.power_w, color=power_color, linewidth=1.1, label="power")
         points += _draw(
-            axes, track.limit_w, color="#c0392b", linewidth=1.4, label="limit", step=True
+            axes, track.power_limit_w, color="#c0392b", linewidth=1.4, label="limit", step=True
         )
         clocks.set_ylabel("MHz", color="#888888")
         clocks.set_ylim(bottom=0)
@@ -148,7 +160,11 @@ def _legend(axes: Any, clocks: Any) -> None:
 
 
 def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path) -> int:
-    """Draws the cost of each limit: energy against time, and both against the limit."""
+    """Draws the cost of each limit: energy against time, and both against the limit.
+
+    Args:
+        measurements: Limit (W), time (s) and energy (J), in the order of the limits.
+    """
     from matplotlib.figure import Figure
 
     limits = [limit for limit, _, _ in measurements]

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from zeus_ipc import tables
 from zeus_ipc.atomic import replacing
-from zeus_ipc.overriding import override
 from zeusctl.entities import Sample
 from zeusctl.exits import CommandError
 
@@ -23,20 +22,7 @@ _ROWS_AT_ONCE = 4096
 Row = Mapping[str, Any]
 
 
-class Writer(Protocol):
-    """Writes rows."""
-
-    def write(self, row: Row) -> None:
-        """One row."""
-
-    def flush(self) -> None:
-        """Makes what was written so far readable by others, if the format allows that."""
-
-    def close(self) -> None:
-        """Completes the file."""
-
-
-class CsvWriter(Writer):
+class CsvWriter:
     """Rows as CSV, to a file or standard output."""
 
     def __init__(self, path: Path | None) -> None:
@@ -45,23 +31,23 @@ class CsvWriter(Writer):
         self._csv = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._csv.writeheader()
 
-    @override
     def write(self, row: Row) -> None:
+        """One row."""
         self._csv.writerow(row)
 
-    @override
     def flush(self) -> None:
+        """Makes what was written so far readable by others."""
         self._file.flush()
 
-    @override
     def close(self) -> None:
+        """Completes the file."""
         if self._own:
             self._file.close()  # even if writing the rest fails
         else:
             self.flush()
 
 
-class ParquetWriter(Writer):
+class ParquetWriter:
     """Rows as Parquet. The file appears under its name once it is complete: half of one is not
     readable.
     """
@@ -76,18 +62,17 @@ class ParquetWriter(Writer):
         self._file = parquet.ParquetWriter(aside, self._schema, compression="zstd")
         self._rows: list[Row] = []
 
-    @override
     def write(self, row: Row) -> None:
+        """One row."""
         self._rows.append(row)
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._write_rows()
 
-    @override
     def flush(self) -> None:
         """Rows wait until there are enough of them."""
 
-    @override
     def close(self) -> None:
+        """Completes the file."""
         self._write_rows()
         self._file.close()
         self._whole.close()
@@ -96,6 +81,9 @@ class ParquetWriter(Writer):
         if self._rows:
             self._file.write_table(self._table.from_pylist(self._rows, schema=self._schema))
             self._rows.clear()
+
+
+Writer = CsvWriter | ParquetWriter
 
 
 def writer_for(path: Path | None, form: str | None) -> Writer:

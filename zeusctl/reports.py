@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from zeus_ipc.checks import Check
-from zeusctl.columns import Entity
+from zeus_ipc.text import split
+from zeusctl.columns import Columns, Entity, column, columns_of
 from zeusctl.entities import (
     Allocation,
     Ceiling,
@@ -96,19 +97,41 @@ class GpusReport(Report, name="gpus"):
     gpus: list[KnownGpu]
 
 
+def _split(report: ShowReport) -> str:
+    return split(report.known.runtime_indices) if report.known.mig_enabled else ""
+
+
+def _clocks(control: str) -> Callable[[ShowReport], str]:
+    """The text of the clocks that a control chooses from."""
+
+    def text(report: ShowReport) -> str:
+        mhz = getattr(report, f"{control}_mhz")
+        if not mhz:
+            return "-"
+        text = ", ".join(map(str, sorted(mhz))) + " MHz"
+        if len(mhz) > 4:
+            text = f"{min(mhz)} to {max(mhz)} MHz in {len(mhz)} steps"
+        return text if control in report.known.controls else f"{text}; they cannot be locked"
+
+    return text
+
+
 class ShowReport(Report, name="show"):
     """`zeusctl show`."""
 
-    known: KnownGpu
-    now: Gpu
+    known: KnownGpu = column(title="split", page=_split)
+    now: Gpu = column(title="profiles", page=lambda one: ", ".join(one.known.power_profiles))
     leases: list[Lease]
     you_may: list[Permitted]
-    memory_clocks_mhz: list[int]
-    gpu_clocks_mhz: list[int]
+    memory_clocks_mhz: list[int] = column(title="memory clocks", page=_clocks("memory_clocks"))
+    gpu_clocks_mhz: list[int] = column(title="graphics clocks", page=_clocks("gpu_clocks"))
     """At the highest memory clock."""
-    energy_last_hour_j: float | None
+    energy_last_hour_j: float | None = column(title="energy, last hour")
     processes: list[Process]
     ceilings: list[Ceiling]
+
+
+SHOW: Columns[ShowReport] = columns_of(ShowReport)
 
 
 class SetReport(Report, name="set"):

@@ -11,10 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
 
 from zeus_ipc.programs import is_missing
 from zeusctl.exits import CommandError, Exit
+
+if TYPE_CHECKING:
+    from zeusctl.session import Session
 
 WITNESS_S = 0.02
 """Time for a signal to reach all processes that it is sent to."""
@@ -61,6 +66,29 @@ def run(command: Sequence[str]) -> int:
                     os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees it
         finally:
             witness.end()
+
+
+def without(
+    session: Session, command: Sequence[str], what: str, error: Exception, best_effort: bool
+) -> NoReturn:
+    """Ends a verb that failed before its command ran.
+
+    Args:
+        what: What is not done, if the command runs all the same.
+        best_effort: Whether it does.
+
+    Raises:
+        CommandError: It does not; the exit code is one that the command cannot have.
+    """
+    message = session.readable(str(getattr(error, "message", None) or error))
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}"
+    if not best_effort:
+        code = str(getattr(error, "code", "failed"))
+        raise CommandError(message, Exit.NOT_RUN, code) from None
+    session.close()  # GPUs that were already set are restored
+    click.echo(f"zeusctl: warning: {what} ({message}); running the command anyway", err=True)
+    click.get_current_context().exit(run(command))
 
 
 def _spawn(command: Sequence[str]) -> int:

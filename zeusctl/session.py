@@ -15,6 +15,7 @@ import click
 
 from zeus_ipc import __version__
 from zeus_ipc.controls import CEILING_NAME
+from zeus_ipc.options import option
 from zeus_ipc.paths import SOCKET_ENV, socket_path
 from zeus_ipc.users import named
 from zeusctl.exits import CommandError, Exit
@@ -131,6 +132,14 @@ class Session:
             )
         return chosen
 
+    def listed(self, selection: str) -> list[GpuInfo]:
+        """The same for verbs that only read: all GPUs may be none."""
+        return list(self.node.gpus) if selection == "all" else self.gpus(selection)
+
+    def uuids(self, selection: str) -> list[str]:
+        """UUIDs of the GPUs that the user names; empty: all, also those that are missing."""
+        return [] if selection == "all" else [gpu.uuid for gpu in self.gpus(selection)]
+
     def slurm_parts(self, shares: bool = True) -> list[Part]:
         """Returns what the Slurm job of this Prolog or Epilog has of the node's GPUs.
 
@@ -158,7 +167,12 @@ class Session:
         return shlex.join(["sudo", "zeusctl", *place, *self._arguments])
 
     def denied(self, what: str, act: str) -> CommandError:
-        """What an ordinary user's command did not do, with the command that would."""
+        """What an ordinary user's command did not do, with the command that would.
+
+        Args:
+            what: What is in the way.
+            act: What only administrators may do.
+        """
         text = f"{what}; only administrators may {act}: {self.as_root()}"
         return CommandError(text, Exit.DENIED, "permission_denied")
 
@@ -189,6 +203,12 @@ class Session:
         for line in lines() if callable(lines) else lines:
             click.echo(line, err=err)
 
+    def done(self, path: object, rows: int, *lines: str, err: bool = False) -> None:
+        """Reports what was written to a file or folder: as JSON if requested, else these lines."""
+        from zeusctl.reports import Done
+
+        self.answer(Done(at=now(), path=str(path), rows=rows), lines, err=err)
+
 
 def now() -> datetime:
     """The present time with its zone."""
@@ -206,11 +226,11 @@ def ceiling_option(text: str) -> Callable[[F], F]:
             )
         return name
 
-    return click.option("--ceiling", metavar="NAME", callback=checked, help=text)
+    return option("--ceiling", text, metavar="NAME", callback=checked)
 
 
-def common_options(function: F) -> F:
-    """`--json` and `--socket`, which every verb takes, as `zeusctl` itself does."""
+def verb(name: str | None = None, **more: Any) -> Callable[[Callable[..., None]], click.Command]:
+    """A verb, which gets the `Session`; it takes `--json` and `--socket`, as `zeusctl` does."""
 
     def chosen(context: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
@@ -220,18 +240,17 @@ def common_options(function: F) -> F:
         if value is not None:
             context.find_root().obj.move(value)
 
-    function = click.option(
-        "--socket", expose_value=False, is_eager=True, callback=elsewhere, hidden=True
-    )(function)
-    function = click.version_option(__version__, prog_name="zeusctl", hidden=True)(function)
-    return click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        is_eager=True,
-        callback=chosen,
-        help="Answer as one JSON object (see `zeusctl schema`).",
-    )(function)
+    def add(function: Callable[..., None]) -> click.Command:
+        make: Any = click.command(name, **more)
+        command: click.Command = make(pass_session(function))
+        own: dict[str, Any] = {"expose_value": False, "is_eager": True}
+        text = "Answer as one JSON object (see `zeusctl schema`)."
+        option("--json", text, bool, callback=chosen, **own)(command)
+        click.version_option(__version__, prog_name="zeusctl", hidden=True)(command)
+        click.option("--socket", callback=elsewhere, hidden=True, **own)(command)
+        return command
+
+    return add
 
 
 pass_session = click.make_pass_decorator(Session)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from zeus_ipc import programs
 from zeus_ipc.checks import on_the_bus
 from zeusctl.exits import CommandError, Exit
 from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, together
@@ -45,7 +45,9 @@ class SlurmJob(NamedTuple):
     """The job that a Prolog or Epilog is about.
 
     Attributes:
+        run: Its SLUID (from Slurm 25.11 on), else its restart count.
         uid: Its user; None: unknown.
+        control_group: Its SLUID, if control groups are named by it.
     """
 
     name: str
@@ -85,6 +87,11 @@ def parts_of(
     shares: bool = True,
 ) -> list[Part]:
     """Returns what the job has of the node's GPUs, which may be nothing.
+
+    Args:
+        hostname: The node, as gres.conf may name it.
+        root: Where /etc, /proc and /sys are.
+        shares: Whether the size of shares matters, for which Slurm's controller may be asked.
 
     Raises:
         CommandError: A GPU of the job is not known here, or it cannot be known which one it is.
@@ -210,6 +217,8 @@ class Gres:
 
     Attributes:
         slots: The device file at each position; empty for a MIG device.
+        detected: Whether Slurm also detects devices, and sorts them.
+        shared: Whether jobs may share a GPU (shards, MPS).
     """
 
     path: Path
@@ -265,9 +274,8 @@ def _file(name: str, environment: Mapping[str, str], root: str) -> Path:
     for folder in folders:
         if (folder / "slurm.conf").exists() or (folder / "gres.conf").exists():
             return folder / name
-    said = re.search(
-        r"^SLURM_CONF\s*=\s*(\S+)", _output("scontrol", "show", "config"), re.MULTILINE
-    )
+    shown = programs.output("scontrol", "show", "config", timeout_s=TIMEOUT_S) or ""
+    said = re.search(r"^SLURM_CONF\s*=\s*(\S+)", shown, re.MULTILINE)
     return folders[0] / name if said is None else Path(said[1]).with_name(name)
 
 
@@ -323,19 +331,9 @@ def _share(environment: Mapping[str, str], gres: Gres) -> tuple[int, int]:
     if not gres.shared or not job:
         return 0, 0
     # Nothing else of the job: its name and comment are its user's own words.
-    said = _output("squeue", "-h", "-j", job, "-O", "tres-per-node:256,tres-per-task:256")
+    asked = ("-h", "-j", job, "-O", "tres-per-node:256,tres-per-task:256")
+    said = programs.output("squeue", *asked, timeout_s=TIMEOUT_S)
     if not said:
         return 1, 0  # not known: a share takes nothing from anybody
     sizes = [int(one) for one in _SHARES.findall(said)]
     return (max(1, *sizes), 0) if sizes else (0, 0)
-
-
-def _output(*command: str) -> str:
-    """What a program of Slurm prints; empty if it fails."""
-    try:
-        said = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return said.stdout if said.returncode == 0 else ""

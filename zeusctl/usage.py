@@ -11,18 +11,18 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from zeus_ipc.tables import write
+from zeus_ipc.charging import Bounds, bounds_of, reason_of
 from zeus_ipc.text import count
 from zeus_ipc.text import energy as energy_text
 from zeusctl.columns import Column, columns_of
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import UsedEnergy
+from zeusctl.reports import EnergyReport
 from zeusctl.text import parse_duration, screen_width
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import Usage, UsageSum
-    from zeusctl.reports import EnergyReport
 
 KWH_J = 3_600_000
 KWH_FROM_J = KWH_J / 10
@@ -117,7 +117,6 @@ def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[Used
 
 def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEnergy:
     """Converts a sum to the report's form."""
-    from zeus_ipc.charging import Bounds, bounds_of, reason_of
 
     def at(t_s: int) -> datetime:
         return datetime.fromtimestamp(t_s, timezone.utc).astimezone(where)
@@ -185,7 +184,6 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
     """Returns the table, with idle and unattributed energy below it, and the sum compared with the
     meters.
     """
-    from zeus_ipc.charging import reason_of
 
     total_j = sum(one.energy_j for one in sums)
     kwh = total_j >= KWH_FROM_J
@@ -229,7 +227,6 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
 
 def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -> str:
     """Returns one line for a job's log."""
-    from zeus_ipc.charging import bounds_of
 
     found = [*sums]
     if not found:
@@ -259,22 +256,19 @@ def _rows(report: EnergyReport) -> list[dict[str, Any]]:
     return [{**one, "basis": "+".join(one["basis"])} for one in sums]
 
 
-def csv_text(report: EnergyReport) -> str:
-    """One line for each sum."""
+def csv_lines(report: EnergyReport) -> list[str]:
+    """A heading, and one line for each sum."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [one.name for one in columns_of(UsedEnergy)])
     writer.writeheader()
     writer.writerows(_rows(report))
-    return text.getvalue()
-
-
-def json_text(report: EnergyReport) -> str:
-    """The report as `--json` prints it."""
-    return report.json() + "\n"
+    return text.getvalue().splitlines()
 
 
 def write_parquet(report: EnergyReport, path: Path) -> None:
     """One row for each sum; times are texts with their offset from UTC."""
+    from zeus_ipc.tables import write
+
     hints = get_type_hints(UsedEnergy)
     names = [one.name for one in columns_of(UsedEnergy)]
     kinds = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zeus_ipc.checks import each_of, read_states
-from zeus_ipc.client import Client
-from zeus_ipc.replies import GpuInfo, GpuState
 from zeus_ipc.text import quantity_text
 from zeus_ipc.users import named
 from zeusctl.entities import Ceiling, Gpu, Lease, Module, Process
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.replies import GpuInfo, GpuState
 
 
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo], leases: Sequence[Lease]) -> list[Gpu]:

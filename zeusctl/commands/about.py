@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from zeus_ipc.options import FOLDER
+from zeus_ipc.options import FOLDER, option
 from zeusctl.arguments import without_effect
 from zeusctl.completing import complete_schema, complete_verb
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.reports import schemas as published
+from zeusctl.session import Session, verb
 
 
 @click.command()
@@ -21,8 +22,6 @@ def schema(name: str | None) -> None:
     Every answer has a field `schema`, such as zeusctl.status/1. Within one version, fields are
     added and never changed or removed.
     """
-    from zeusctl.reports import schemas as published
-
     kinds = published()
     if name is not None and name not in kinds:
         raise click.UsageError(f"there is no schema {name}; there are: {', '.join(kinds)}")
@@ -51,13 +50,9 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(source.source_template % source.source_vars())
 
 
-@click.command()
+@verb()
 @click.argument("verb", required=False, shell_complete=complete_verb)
-@click.option(
-    "--write", "directory", type=FOLDER, help="Write all pages to this folder, for `man` to find."
-)
-@common_options
-@pass_session
+@option("--write directory", "Write all pages to this folder, for `man` to find.", FOLDER)
 @click.pass_context
 def man(context: click.Context, session: Session, verb: str | None, directory: Path | None) -> None:
     """Show the manual page of zeusctl, or of one of its commands.
@@ -67,7 +62,6 @@ def man(context: click.Context, session: Session, verb: str | None, directory: P
     zeusctl man --write /usr/local/share/man/man1
     """
     from zeusctl.man import pages, show
-    from zeusctl.reports import Done
 
     root = context.find_root()
     found = pages(root.command)
@@ -85,5 +79,4 @@ def man(context: click.Context, session: Session, verb: str | None, directory: P
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
         (directory / f"{name}.1").write_text(text, encoding="utf-8")
-    report = Done(at=now(), path=str(directory), rows=len(found))
-    session.answer(report, [f"{len(found)} pages in {directory}"])
+    session.done(directory, len(found), f"{len(found)} pages in {directory}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeusctl.arguments import gpus_argument, without_effect
+from zeus_ipc import programs
+from zeus_ipc.options import EXISTING_FOLDER, option
+from zeusctl.arguments import User, gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import ALLOCATION, Allocation
-from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.exits import CommandError
+from zeusctl.parts import Part, number_of
+from zeusctl.reports import AllocateReport, AllocationsReport, DeallocateReport
+from zeusctl.session import Session, now, verb
+from zeusctl.slurm import SlurmJob, job_of
+from zeusctl.usage import job_sums, summary_line
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.slurm import SlurmJob
 
 PERIOD_S = 5.0
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -49,8 +53,6 @@ def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
     Raises:
         OSError: The folder cannot be read.
     """
-    from zeusctl.parts import number_of
-
     numbers = {gpu.uuid: number_of(gpu.device_file) for gpu in gpus}
     counted = {*numbers.values()} == {gpu.index for gpu in gpus}
     by_name = {gpu.uuid: gpu.uuid for gpu in gpus} | {
@@ -68,12 +70,7 @@ def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
 
 def user_of(job: str) -> int | None:
     """Returns the user of a job, from Slurm; None if Slurm does not say."""
-    command = ["squeue", "-h", "-j", job, "-o", "%U"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    uid = said.stdout.strip()
+    uid = (programs.output("squeue", "-h", "-j", job, "-o", "%U") or "").strip()
     return int(uid) if uid.isdecimal() else None
 
 
@@ -112,41 +109,37 @@ F = Callable[..., Any]
 
 def _whose(function: F) -> F:
     """The options that name a job or pod."""
-    for option in (
-        click.option(
-            "--slurm", is_flag=True, help="Take everything from the variables of Slurm's Prolog."
-        ),
-        click.option("--run", help="Which run of a restarted job."),
-        click.option("--pod", default="", metavar="NAMESPACE/POD", help="A Kubernetes pod."),
-        click.option("--job", default="", metavar="ID", help="A batch job."),
+    for add in (
+        option("--slurm", "Take everything from the variables of Slurm's Prolog.", bool),
+        option("--run", "Which run of a restarted job."),
+        option("--pod", "A Kubernetes pod.", default="", metavar="NAMESPACE/POD"),
+        option("--job", "A batch job.", default="", metavar="ID"),
     ):
-        function = option(function)
+        function = add(function)
     return function
 
 
-@click.command()
+@verb()
 @gpus_argument(default="")
 @_whose
-@click.option("--user", metavar="USER", help="Charge this user: a name or number.")
-@click.option(
+@option("--user uid", "Charge this user: a name or number.", User())
+@option(
     "--weight",
-    type=click.IntRange(min=1),
-    help="Hold a part of each GPU, beside other jobs: its size, such as a number of shards.",
+    "Hold a part of each GPU, beside other jobs: its size, such as a number of shards.",
+    click.IntRange(min=1),
 )
-@click.option(
+@option(
     "--parts",
-    type=click.IntRange(min=1),
-    help="Number of parts that a GPU consists of, such as 7 slices in MIG mode. Parts that "
+    "Number of parts that a GPU consists of, such as 7 slices in MIG mode. Parts that "
     "nobody holds are charged to nobody.  [default: the parts that are held]",
+    click.IntRange(min=1),
 )
-@click.option(
+@option(
     "--mapping",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Follow the folder that dcgm-exporter reads (DCGM_HPC_JOB_MAPPING_DIR) until Ctrl-C.",
+    "Follow the folder that dcgm-exporter reads (DCGM_HPC_JOB_MAPPING_DIR) until Ctrl-C.",
+    EXISTING_FOLDER,
 )
-@click.option("--control-group", default="", help="Name of its control group: SLUID, pod UID.")
-@common_options
-@pass_session
+@option("--control-group", "Name of its control group: SLUID, pod UID.", default="")
 def allocate(
     session: Session,
     gpus: str,
@@ -154,7 +147,7 @@ def allocate(
     pod: str,
     run: str | None,
     slurm: bool,
-    user: str | None,
+    uid: int | None,
     weight: int | None,
     parts: int | None,
     mapping: Path | None,
@@ -170,9 +163,6 @@ def allocate(
     zeusctl allocate 0,1 --job 1234 --user alice
     zeusctl allocate 3 --pod ml/train-0 --control-group 1f2e3d4c-0000-1111-2222-333344445555
     """
-    from zeusctl.parts import Part
-    from zeusctl.reports import AllocateReport
-
     if mapping is not None:
         others = ("GPUS", "--job", "--pod", "--slurm", "--run", "--user", "--weight", "--parts")
         why = "with --mapping, whose files have the jobs and their GPUs"
@@ -193,7 +183,7 @@ def allocate(
         held = [Part(gpu.uuid) for gpu in session.gpus(gpus)]
     if weight is not None:
         held = [Part(one.gpu, weight, parts or 0) for one in held]
-    uid = found.uid if found is not None and user is None else _uid(user)
+    uid = found.uid if found is not None and uid is None else uid
     for one in held:
         session.client.allocate(
             one.gpu,
@@ -212,11 +202,9 @@ def allocate(
     session.answer(report, [f"{kind} {name} holds {what}"])
 
 
-@click.command()
+@verb()
 @_whose
 @gpus_argument()
-@common_options
-@pass_session
 def deallocate(
     session: Session, gpus: str, job: str, pod: str, run: str | None, slurm: bool
 ) -> None:
@@ -228,40 +216,32 @@ def deallocate(
     \b
     zeusctl deallocate --slurm                                   # in Slurm's Epilog
     """
-    from zeusctl.reports import DeallocateReport
-    from zeusctl.usage import job_sums, summary_line
-
     found = _slurm_job() if slurm else None
     name, kind = _name(found, job, pod)
     run = found.run if found is not None and run is None else run
-    uuids = [] if gpus == "all" else [gpu.uuid for gpu in session.gpus(gpus)]
-    ended = session.client.deallocate(name, kind=kind, run=run, gpus=uuids)
+    ended = session.client.deallocate(name, kind=kind, run=run, gpus=session.uuids(gpus))
     sums = job_sums(session.client, kind, name, run)
     report = DeallocateReport(at=now(), kind=kind, name=name, ended=ended, energy=sums)
     session.answer(report, lambda: [summary_line(kind, name, ended, sums)])
 
 
-@click.command()
+@verb()
 @gpus_argument()
-@common_options
-@pass_session
 def allocations(session: Session, gpus: str) -> None:
     """List the GPUs that jobs and pods hold.
 
     Their energy is charged to them, see `zeusctl energy`. Users see their own jobs and pods, and
     which other GPUs are held.
     """
-    from zeusctl.reports import AllocationsReport
-
     ledger = session.client.metrics().ledger
     if ledger is None:
         raise CommandError("this zeusd keeps no energy ledger; `zeusctl doctor` says why")
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
-    chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
+    chosen = session.uuids(gpus)
     found = [
         Allocation.of(one, gpu=index.get(one.gpu, -1))
         for one in ledger.held
-        if chosen is None or one.gpu in chosen
+        if not chosen or one.gpu in chosen
     ]
     found.sort(key=lambda one: (one.gpu, one.name or ""))
     report = AllocationsReport(at=now(), allocations=found)
@@ -282,8 +262,6 @@ def _follow(session: Session, folder: Path) -> None:
 
 
 def _slurm_job() -> SlurmJob:
-    from zeusctl.slurm import job_of
-
     return job_of(os.environ)
 
 
@@ -291,16 +269,3 @@ def _name(found: SlurmJob | None, job: str, pod: str) -> tuple[str, str]:
     if sum(map(bool, (found, job, pod))) != 1:
         raise click.UsageError("give one of --job, --pod and --slurm")
     return (pod, "pod") if pod else (job if found is None else found.name, "job")
-
-
-def _uid(user: str | None) -> int | None:
-    import pwd
-
-    if user is None:
-        return None
-    if user.isdecimal():
-        return int(user)
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except KeyError:
-        raise CommandError(f"there is no user {user!r}", Exit.USAGE, "usage") from None

@@ -8,35 +8,28 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.options import option
 from zeusctl.arguments import gpus_argument
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import EVENT, Event
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.reports import AuditReport
+from zeusctl.session import Session, now, verb
 from zeusctl.text import wall_time
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import AuditRecord
-    from zeusctl.reports import AuditReport
 
 _FOLLOW_S = 0.5
 KEPT = 1000
 """Records that zeusd keeps."""
 
 
-@click.command()
+@verb()
 @gpus_argument()
-@click.option(
-    "-n",
-    "--lines",
-    "count",
-    default=50,
-    type=click.IntRange(1, KEPT),
-    show_default=True,
-    help="Begin with this many of the latest entries.",
+@option(
+    "-n --lines count", "Begin with this many of the latest entries.", click.IntRange(1, KEPT), 50
 )
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new entries until Ctrl-C.")
-@common_options
-@pass_session
+@option("-f --follow", "Keep printing new entries until Ctrl-C.", bool)
 def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     """Show recent changes and who made them.
 
@@ -44,11 +37,11 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     under one lease are one line. zeusd keeps the latest thousand; its log has everything
     (`journalctl -u zeusd`).
     """
-    chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
+    chosen = session.uuids(gpus)
     newest = 0
     while True:
         page = session.client.audit(after=newest, limit=KEPT if chosen or newest else count)
-        wanted = [one for one in page.records if chosen is None or one.gpu in chosen]
+        wanted = [one for one in page.records if not chosen or one.gpu in chosen]
         # Everything since the first query is of interest.
         report = _report(session, wanted if newest else wanted[-count:], page.dropped)
         if report.events or not newest:
@@ -61,8 +54,6 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
 
 
 def _report(session: Session, records: Sequence[AuditRecord], dropped: int) -> AuditReport:
-    from zeusctl.reports import AuditReport
-
     indices = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     now_ns = time.monotonic_ns()
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import click
 
 from zeusctl.exits import Exit
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.reports import DoctorReport
+from zeusctl.session import Session, now, verb
 from zeusctl.text import style
 
 _COLORS = {"ok": "green", "note": "yellow", "fault": "red"}
 
 
-@click.command()
-@common_options
-@pass_session
+@verb()
 def doctor(session: Session) -> None:
     """Find problems on this node, and say how to fix them.
 
@@ -21,7 +20,6 @@ def doctor(session: Session) -> None:
     CUDA_VISIBLE_DEVICES. Each line says ok, or what to do. The exit code is 1 if a check fails.
     """
     from zeusctl.checks import examine
-    from zeusctl.reports import DoctorReport
 
     checks = list(examine(session))
     healthy = all(check.state != "fault" for check in checks)

@@ -10,76 +10,50 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zeus_ipc.options import FILE, OUTPUT
+from zeus_ipc.options import EXISTING_FOLDER, FILE, OUTPUT, option
 from zeus_ipc.text import count
-from zeusctl.arguments import without_effect
+from zeusctl.arguments import User, without_effect
+from zeusctl.energy_page import page
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.reports import EnergyReport, ForgetReport
+from zeusctl.session import Session, now, verb
+from zeusctl.text import user_name
+from zeusctl.usage import csv_lines, reported, write_parquet
+from zeusctl.usage import lines as table
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Usage
-    from zeusctl.reports import EnergyReport
 
 BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 
 
-@click.command()
-@click.option("--by", type=click.Choice(BY), default="user", show_default=True, help="Sum by this.")
-@click.option(
-    "--device",
-    type=click.Choice(["gpu", "cpu"]),
-    default="gpu",
-    show_default=True,
-    help="Energy of GPUs, or of CPU packages: never added up.",
+@verb()
+@option("--by", "Sum by this.", BY, "user")
+@option("--device", "Energy of GPUs, or of CPU packages: never added up.", ("gpu", "cpu"), "gpu")
+@option("--since", "Start: 7d, 2026-11-01.", default="7d")
+@option("--until", "Until when.", default="now")
+@option("--tz zone_name", "Time zone of days.  [default: local]", metavar="ZONE")
+@option("--daily", "Print a sum for each day.", bool)
+@option("--by-method", "Print a sum for each method, with its bounds.", bool)
+@option("--user uid", "Only for this user: a name or number.", User())
+@option("--job", "Only for this job, run by run; or a SLUID.", metavar="ID")
+@option("--pod", "Only for this pod.", metavar="NAMESPACE/POD")
+@option(
+    "--html web_page",
+    "Write an HTML page to this file: energy by day and user, and idle energy by job.",
+    FILE,
 )
-@click.option("--since", default="7d", show_default=True, help="Start: 7d, 2026-11-01.")
-@click.option("--until", default="now", show_default=True, help="Until when.")
-@click.option("--tz", "zone_name", metavar="ZONE", help="Time zone of days.  [default: local]")
-@click.option("--daily", is_flag=True, help="Print a sum for each day.")
-@click.option("--by-method", is_flag=True, help="Print a sum for each method, with its bounds.")
-@click.option("--user", metavar="USER", help="Only for this user: a name or number.")
-@click.option("--job", metavar="ID", help="Only for this job, run by run; or a SLUID.")
-@click.option("--pod", metavar="NAMESPACE/POD", help="Only for this pod.")
-@click.option(
-    "--html",
-    "web_page",
-    type=FILE,
-    help="Write an HTML page to this file: energy by day and user, and idle energy by job.",
+@option(
+    "--from folder",
+    "Add up the files of --export in this folder, instead of asking zeusd.",
+    EXISTING_FOLDER,
 )
-@click.option(
-    "--from",
-    "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Add up the files of --export in this folder, instead of asking zeusd.",
+@option("--export target", "Write a file for each UTC day to this folder.", EXISTING_FOLDER)
+@option(
+    "--format form", "parquet needs -o, or --export.", ("table", "csv", "json", "parquet"), "table"
 )
-@click.option(
-    "--export",
-    "target",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Write a file for each UTC day to this folder.",
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "csv", "json", "parquet"]),
-    default="table",
-    show_default=True,
-    help="parquet needs -o, or --export.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=OUTPUT,
-    help="Write to this file instead of standard output.",
-)
-@click.option(
-    "--plot",
-    "picture",
-    type=FILE,
-    help="Draw energy by day to this file: .png, .svg or .pdf.",
-)
-@common_options
-@pass_session
+@option("-o --output", "Write to this file instead of standard output.", OUTPUT)
+@option("--plot picture", "Draw energy by day to this file: .png, .svg or .pdf.", FILE)
 def energy(
     session: Session,
     by: str,
@@ -89,7 +63,7 @@ def energy(
     zone_name: str | None,
     daily: bool,
     by_method: bool,
-    user: str | None,
+    uid: int | None,
     job: str | None,
     pod: str | None,
     web_page: Path | None,
@@ -136,8 +110,6 @@ def energy(
     """
     from zeusctl import day_files, plots
     from zeusctl import usage as shown
-    from zeusctl.commands.allocate import _uid
-    from zeusctl.reports import Done, EnergyReport
 
     this = datetime.now(timezone.utc)
     chosen = ("--plot", "-o", "--by", "--daily", "--by-method", "--job", "--pod")
@@ -158,16 +130,15 @@ def energy(
     if form == "parquet" and output is None and target is None:
         raise click.UsageError("Parquet cannot go to standard output; name a file with -o")
     if picture is not None:
-        if picture.suffix not in plots.ENDINGS:
-            endings = ", ".join(plots.ENDINGS)
-            raise click.BadParameter(f"name a file that ends in {endings}", param_hint="--plot")
-        plots.check_available()
+        plots.check_available(picture, "--plot")
     if job or pod:
         by = "job" if job else "pod"
     if device == "cpu" and (target is not None or folder is not None or web_page is not None):
         raise click.UsageError("files and pages cover GPUs only; omit --device cpu")
     if target is not None:
-        _export(session, target, begin, end, ".parquet" if form == "parquet" else ".csv")
+        ending = ".parquet" if form == "parquet" else ".csv"
+        paths = day_files.export(session.client, socket.gethostname(), target, begin, end, ending)
+        session.done(target, len(paths), *map(str, paths))
         return
     if folder is not None and by in ("gpu", "process"):
         which = "GPU" if by == "gpu" else "process"
@@ -181,7 +152,7 @@ def energy(
             )
         return day_files.usage_of(rows, edges, kind, uid, name, by_method)
 
-    uid, name = _uid(user), job or pod or ""
+    name = job or pod or ""
     if web_page is not None:
         days = shown.edges(begin, end, where, daily=True)
         _page(session, web_page, ask(days, "user"), ask([days[0], days[-1]], "job"), days, where)
@@ -212,23 +183,11 @@ def energy(
     if picture is not None:
         names = [shown.label(one, indices) for one in report.sums]
         drawn = plots.draw_energy(report.sums, names, picture)
-        done = Done(at=now(), path=str(picture), rows=drawn)
-        session.answer(done, [f"drew {count(drawn, 'row')} in {picture}"])
-    elif form == "parquet" and output is not None:
-        shown.write_parquet(report, output)
-        done = Done(at=now(), path=str(output), rows=len(report.sums))
-        session.answer(done, [f"wrote {count(len(report.sums), 'row')} to {output}"])
-    elif output is not None:
-        texts = {"csv": shown.csv_text, "json": shown.json_text}
-        text = texts[form](report) if form in texts else _table(report, indices)
-        output.write_text(text, encoding="utf-8")
-        if not session.json:
-            click.echo(f"wrote {count(len(report.sums), 'row')} to {output}", err=True)
-    elif form == "csv" and not session.json:
-        click.echo(shown.csv_text(report), nl=False)
+        session.done(picture, drawn, f"drew {count(drawn, 'row')} in {picture}")
     else:
-        session.json = session.json or form == "json"
-        session.answer(report, lambda: shown.lines(report.sums, indices, report.metered_j))
+        _answer(
+            session, report, indices, "json" if session.json and output is None else form, output
+        )
     if off_uj:
         raise CommandError(
             f"the sums differ from the GPUs' counters by {off_uj} microjoules; please report it "
@@ -236,6 +195,26 @@ def energy(
             Exit.FAILED,
             "sum",
         )
+
+
+def _answer(
+    session: Session, report: EnergyReport, indices: dict[str, int], form: str, output: Path | None
+) -> None:
+    """Prints or writes the report."""
+    if form == "parquet" and output is not None:
+        write_parquet(report, output)
+    else:
+        lines: Sequence[str] = [report.json()]
+        if form == "csv":
+            lines = csv_lines(report)
+        elif form == "table":
+            lines = table(report.sums, indices, report.metered_j)
+        if output is None:
+            click.echo("\n".join(lines))
+            return
+        output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    rows = len(report.sums)
+    session.done(output, rows, f"wrote {count(rows, 'row')} to {output}", err=not session.json)
 
 
 def _page(
@@ -246,53 +225,27 @@ def _page(
     days: Sequence[int],
     where: tzinfo | None,
 ) -> None:
-    from zeusctl.energy_page import page
-    from zeusctl.reports import Done
-    from zeusctl.usage import reported
-
     by_day = [reported(one, days, where) for one in users.sums]
     by_job = [reported(one, [days[0], days[-1]], where) for one in jobs.sums]
-    first, last = (datetime.fromtimestamp(one, timezone.utc) for one in (days[0], days[-1] - 1))
-    title = (
-        f"Energy of GPUs, {first.astimezone(where):%Y-%m-%d} to {last.astimezone(where):%Y-%m-%d}"
+    first, last = (
+        datetime.fromtimestamp(one, timezone.utc).astimezone(where)
+        for one in (days[0], days[-1] - 1)
     )
+    title = f"Energy of GPUs, {first:%Y-%m-%d} to {last:%Y-%m-%d}"
     path.write_text(page(by_day, by_job, title, sum(users.metered_uj) / 1e6), encoding="utf-8")
-    report = Done(at=now(), path=str(path), rows=len(by_day))
-    session.answer(report, [f"wrote {count(len(by_day), 'row')} to {path}"])
+    session.done(path, len(by_day), f"wrote {count(len(by_day), 'row')} to {path}")
 
 
-def _table(report: EnergyReport, indices: dict[str, int]) -> str:
-    from zeusctl.usage import lines
-
-    return "\n".join([*lines(report.sums, indices, report.metered_j), ""])
-
-
-def _export(session: Session, folder: Path, begin: datetime, end: datetime, ending: str) -> None:
-    from zeusctl.day_files import export
-    from zeusctl.reports import Done
-
-    paths = export(session.client, socket.gethostname(), folder, begin, end, ending)
-    report = Done(at=now(), path=str(folder), rows=len(paths))
-    session.answer(report, [str(path) for path in paths])
-
-
-@click.command()
-@click.option("--user", required=True, metavar="USER", help="A name or number.")
-@common_options
-@pass_session
-def forget(session: Session, user: str) -> None:
+@verb()
+@option("--user uid", "A name or number.", User(), required=True)
+def forget(session: Session, uid: int) -> None:
     """Remove a user from the energy ledger (administrators).
 
     A random number replaces the user. Every sum stays the same. The names of the user's jobs are
     replaced as well. Energy that the user uses from now on is charged to the user again.
     """
-    from zeusctl.commands.allocate import _uid
-    from zeusctl.reports import ForgetReport
-
-    uid = _uid(user)
-    assert uid is not None
     accounts = session.client.forget_user(uid)
     session.answer(
         ForgetReport(at=now(), accounts=accounts),
-        [f"{user} is replaced by a number in {count(accounts, 'account')}"],
+        [f"{user_name(uid)} is replaced by a number in {count(accounts, 'account')}"],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,41 +9,33 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zeus_ipc.options import FILE
+from zeus_ipc import programs
+from zeus_ipc.options import FILE, option
 from zeus_ipc.text import count
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit, check_writable
-from zeusctl.session import Session, common_options, pass_session
+from zeusctl.session import Session, verb
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
 
 
-@click.command()
+@verb()
 @gpus_argument(required=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    default=Path("zeus-exercise.json"),
-    show_default=True,
-    help="Write the report (JSON) to this file.",
-)
-@click.option("--kill-zeusd", is_flag=True, help="Also kill zeusd once; systemd restarts it.")
-@click.option(
+@option("-y --yes", "Do not ask for confirmation.", bool)
+@option("-o --output", "Write the report (JSON) to this file.", FILE, Path("zeus-exercise.json"))
+@option("--kill-zeusd", "Also kill zeusd once; systemd restarts it.", bool)
+@option(
     "--zeusd-pid",
-    type=int,
+    "With --kill-zeusd: zeusd's process.  [default: from systemd]",
+    int,
     metavar="PID",
-    help="With --kill-zeusd: zeusd's process.  [default: from systemd]",
 )
-@click.option(
+@option(
     "--library",
+    "Load this libnvidia-ml to see how the driver itself refuses values.",
     metavar="PATH",
-    help="Load this libnvidia-ml to see how the driver itself refuses values.",
 )
-@common_options
-@pass_session
 def exercise(
     session: Session,
     gpus: str,
@@ -127,13 +118,9 @@ def _main_pid() -> int:
     Raises:
         CommandError: There is none: nothing would start zeusd again.
     """
-    command = ["systemctl", "show", "--property=MainPID", "--value", "zeusd.service"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        pid = 0
-    else:
-        pid = int(done.stdout.strip() or 0) if done.stdout.strip().isdecimal() else 0
+    asked = ("--property=MainPID", "--value", "zeusd.service")
+    shown = programs.output("systemctl", "show", *asked) or ""
+    pid = int(shown) if shown.strip().isdecimal() else 0
     if not pid:
         raise CommandError(
             "systemd runs no zeusd.service, so nothing would start it again; omit --kill-zeusd, "

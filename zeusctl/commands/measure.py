@@ -5,46 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from zeus_ipc.options import FILE
+from zeus_ipc.circuit import bounded
+from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.options import FILE, option
 from zeusctl.arguments import CommandVerb, command_argument, gpus_argument
+from zeusctl.columns import lines as table_of
+from zeusctl.entities import MEASURED, Measured
 from zeusctl.exits import CommandError, Exit, check_writable, writing
-from zeusctl.running import run
-from zeusctl.session import TIMEOUT_S, Session, common_options, now, pass_session
-from zeusctl.text import style, table
-
-if TYPE_CHECKING:
-    from zeusctl.entities import Measured
-    from zeusctl.reports import MeasureReport
+from zeusctl.reports import MeasureReport
+from zeusctl.running import run, without
+from zeusctl.session import TIMEOUT_S, Session, now, verb
+from zeusctl.text import style
 
 GONE_S = 0.7
 """How long to wait for a zeusd that may be restarting when the command has ended."""
 
 
-@click.command(cls=CommandVerb)
+@verb(cls=CommandVerb)
 @gpus_argument()
 @command_argument(required=True)
-@click.option(
-    "--cpu/--no-cpu", default=True, help="Include CPU, DRAM and module energy where available."
-)
-@click.option(
-    "--best-effort",
-    is_flag=True,
-    help="Run COMMAND even if nothing can be measured, with a warning.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="Write the result to this file.  [default: standard error]",
-)
-@common_options
-@pass_session
+@option("--cpu/--no-cpu", "Include CPU, DRAM and module energy where available.", default=True)
+@option("--best-effort", "Run COMMAND even if nothing can be measured, with a warning.", bool)
+@option("-o --output", "Write the result to this file.  [default: standard error]", FILE)
 def measure(
     session: Session,
     gpus: str,
@@ -62,48 +49,55 @@ def measure(
     zeusctl measure -- python train.py --epochs 1
     zeusctl measure 0,1 -o energy.txt -- ./job.sh
     """
-    from zeus_ipc.circuit import bounded
-    from zeus_ipc.errors import ZeusIpcError
-
     try:
         if output is not None:
             check_writable(output)
         names = _sources(session, gpus, cpu)
     except (CommandError, ZeusIpcError, OSError) as error:
-        message = session.readable(getattr(error, "message", None) or str(error))
-        if isinstance(error, OSError):
-            message = f"{output}: {error.strerror}"
-        if not best_effort:
-            code = getattr(error, "code", "failed")
-            raise CommandError(message, Exit.NOT_RUN, code) from None
-        warning = f"zeusctl: warning: nothing is measured ({message}); running the command anyway"
-        click.echo(warning, err=True)
-        click.get_current_context().exit(run(command))
+        without(session, command, "nothing is measured", error, best_effort)
     begin_ns = time.monotonic_ns()
     code = run(command)
     end_ns = time.monotonic_ns()
-    seconds = (end_ns - begin_ns) / 1e9
     with contextlib.suppress(ZeusIpcError), bounded(GONE_S):
         session.client.heartbeat()
     with bounded(TIMEOUT_S):  # not at all if zeusd did not answer that
         sources = [
             _measured(session, source, name, begin_ns, end_ns) for source, name in names.items()
         ]
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    notes = []
-    if gpus == "all":
-        notes = [
-            f"GPU {gpu.index} ({gpu.name}) has no sensor of energy or power, and is not counted"
-            for gpu in session.node.gpus
-            if gpu.uuid not in names
-        ]
-        if len(session.node.gpus) > 1 and listed is not None:
-            notes.append(
-                f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; name GPUs before "
-                "`--` to count fewer"
-            )
-    _answer(session, command, code, seconds, sources, output, notes)
+    gpu_j = [one.energy_j for one in sources if one.source.startswith("gpu:")]
+    known_j = [energy_j for energy_j in gpu_j if energy_j is not None]
+    report = MeasureReport(
+        at=now(),
+        command=list(command),
+        exit_code=code,
+        time_s=round((end_ns - begin_ns) / 1e9, 6),
+        sources=sources,
+        gpu_energy_j=sum(known_j) if len(known_j) == len(gpu_j) else None,
+    )
+    notes = _notes(session, names) if gpus == "all" else []
+    if output is None:
+        session.answer(report, lambda: _lines(report, notes), err=True)
+    else:
+        lines = [report.json()] if session.json else _lines(report, notes)
+        with writing(output):
+            output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     click.get_current_context().exit(code)
+
+
+def _notes(session: Session, names: Mapping[str, str]) -> list[str]:
+    """What is not counted of all GPUs, or is though the command does not see it."""
+    notes = [
+        f"GPU {gpu.index} ({gpu.name}) has no sensor of energy or power, and is not counted"
+        for gpu in session.node.gpus
+        if gpu.uuid not in names
+    ]
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if len(session.node.gpus) > 1 and listed is not None:
+        notes.append(
+            f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; name GPUs before `--` "
+            "to count fewer"
+        )
+    return notes
 
 
 def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
@@ -112,8 +106,6 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
     Raises:
         CommandError, ZeusIpcError: Nothing can be measured.
     """
-    from zeus_ipc.errors import SeveralGpusFailed
-
     chosen = session.gpus(gpus)
     if session.node.quiesced_ns is not None:
         message = "zeusd is quiesced and samples nothing; run `zeusctl resume` first"
@@ -139,9 +131,6 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
 
 def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
     """Returns one source's energy. An error in one must not hide the others."""
-    from zeus_ipc.errors import ZeusIpcError
-    from zeusctl.entities import Measured
-
     energy_j = uncertainty_j = power_w = trouble = None
     try:
         found = session.client.windows(source, [(begin_ns, end_ns, False)])[source]
@@ -164,54 +153,14 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
     )
 
 
-def _answer(
-    session: Session,
-    command: Sequence[str],
-    code: int,
-    seconds: float,
-    sources: list[Measured],
-    output: Path | None,
-    notes: Sequence[str],
-) -> None:
-    from zeusctl.reports import MeasureReport
-
-    gpus = [one.energy_j for one in sources if one.source.startswith("gpu:")]
-    known = [energy for energy in gpus if energy is not None]
-    report = MeasureReport(
-        at=now(),
-        command=list(command),
-        exit_code=code,
-        time_s=round(seconds, 6),
-        sources=sources,
-        gpu_energy_j=sum(known) if len(known) == len(gpus) else None,
-    )
-    if output is None:
-        session.answer(report, lambda: _lines(report, notes), err=True)
-    else:
-        lines = [report.json()] if session.json else _lines(report, notes)
-        with writing(output):
-            output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def _lines(report: MeasureReport, notes: Sequence[str]) -> Iterator[str]:
     yield ""
     yield f"  {' '.join(report.command)}"
     yield ""
-    rows = []
+    yield from (f"  {line}" for line in table_of(MEASURED, report.sources, 0))
     for one in report.sources:
-        if one.energy_j is None or one.uncertainty_j is None:
-            rows.append([f"  {one.source}", "-", "", "", style(one.trouble or "", fg="red")])
-        else:
-            rows.append(
-                [
-                    f"  {one.source}",
-                    f"{one.energy_j:.2f}",
-                    f"± {one.uncertainty_j:.2f}",
-                    f"{one.average_power_w:.2f}",
-                    "",
-                ]
-            )
-    yield from table(("  SOURCE", "ENERGY (J)", "", "AVERAGE (W)", ""), rows, (1, 2, 3))
+        if one.trouble:
+            yield style(f"  {one.source}: {one.trouble}", fg="red")
     yield ""
     if report.gpu_energy_j is not None:
         yield f"  all GPUs: {report.gpu_energy_j:.2f} J in {report.time_s:.3f} s"

@@ -5,44 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import click
-
-from zeus_ipc.options import FILE
+from zeus_ipc.options import EXISTING_FILE, FILE, option
+from zeusctl import plots
 from zeusctl.arguments import Duration, gpus_argument, without_effect
 from zeusctl.exits import CommandError
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.plots import Track
+from zeusctl.session import Session, verb
 from zeusctl.text import indices
 
-if TYPE_CHECKING:
-    from zeusctl.plots import Track
 
-
-@click.command()
+@verb()
 @gpus_argument()
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=FILE,
-    help="Output file: .png, .svg or .pdf.",
-)
-@click.option(
-    "--last", type=Duration(), default="10m", show_default=True, help="Time span: 30s, 10m, 6h, 3d."
-)
-@click.option(
+@option("-o --output", "Output file: .png, .svg or .pdf.", FILE, required=True)
+@option("--last", "Time span: 30s, 10m, 6h, 3d.", Duration(), "10m")
+@option(
     "--recording",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Draw a file that `zeusctl record` wrote, instead of zeusd's history.",
+    "Draw a file that `zeusctl record` wrote, instead of zeusd's history.",
+    EXISTING_FILE,
 )
-@click.option(
+@option(
     "--profile",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Draw a profile of the power limit optimizer: time and energy per limit.",
+    "Draw a profile of the power limit optimizer: time and energy per limit.",
+    EXISTING_FILE,
 )
-@common_options
-@pass_session
 def plot(
     session: Session,
     gpus: str,
@@ -58,20 +44,14 @@ def plot(
     zeusctl plot 0,1 -o run.svg --recording run.csv
     zeusctl plot -o tradeoff.png --profile power_limits.json
     """
-    from zeusctl import plots
+    from zeus_ipc.tables import distinct
 
-    if output.suffix not in plots.ENDINGS:
-        endings = ", ".join(plots.ENDINGS)
-        raise click.BadParameter(f"name a file that ends in {endings}", param_hint="-o")
     if recording is not None:
         without_effect("with --recording", "--profile", "--last")
     if profile is not None:
         without_effect("with --profile", "GPUS", "--last")
-    from zeus_ipc.tables import distinct
-    from zeusctl.reports import Done
-
     distinct((recording, profile), (output,))
-    plots.check_available()
+    plots.check_available(output, "-o")
     if profile is not None:
         drawn = plots.draw_profile(_measurements(profile), output)
     else:
@@ -81,33 +61,30 @@ def plot(
             else _from_history(session, gpus, last)
         )
         drawn = plots.draw_tracks(tracks, output)
-    session.answer(Done(at=now(), path=str(output), rows=drawn), [f"{drawn} points in {output}"])
+    session.done(output, drawn, f"{drawn} points in {output}")
+
+
+_LINES = {"power": "power_w", "power_limit": "power_limit_w"}
+_LINES |= {f"{one}_clock": f"{one}_clock_mhz" for one in ("gpu", "memory")}
+"""Readings of zeusd's history, and the columns of a recording and fields of `Track` with them."""
 
 
 def _from_history(session: Session, gpus: str, last_s: float) -> list[Track]:
-    from zeusctl.plots import Track
-
     now_ns, now_s = time.monotonic_ns(), time.time()
     start_ns = max(0, now_ns - round(last_s * 1e9))
 
-    def line(uuid: str, domain: str, factor: float) -> list[tuple[float, float]]:
+    def line(uuid: str, domain: str) -> list[tuple[float, float]]:
+        scale = 1000 if domain.startswith("power") else 1
         found = session.client.timeline(uuid, domain, start_ns)
-        return [(now_s - (now_ns - t_ns) / 1e9, value * factor) for t_ns, value in found]
+        return [(now_s - (now_ns - t_ns) / 1e9, value / scale) for t_ns, value in found]
 
     return [
-        Track(
-            name=f"GPU {gpu.index}",
-            power_w=line(gpu.uuid, "power", 1e-3),
-            limit_w=line(gpu.uuid, "power_limit", 1e-3),
-            gpu_clock_mhz=line(gpu.uuid, "gpu_clock", 1),
-            memory_clock_mhz=line(gpu.uuid, "memory_clock", 1),
-        )
+        Track(f"GPU {gpu.index}", **{name: line(gpu.uuid, of) for of, name in _LINES.items()})
         for gpu in session.gpus(gpus)
     ]
 
 
 def _from_recording(path: Path, gpus: str) -> list[Track]:
-    from zeusctl.plots import Track
     from zeusctl.recording import read
 
     recordings = read(path)
@@ -124,15 +101,9 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
         return [(t, value) for t, value in pairs if t is not None and value is not None]
 
     return [
-        Track(
-            name=f"GPU {recording.gpu}",
-            power_w=line(recording.columns, "power_w"),
-            limit_w=line(recording.columns, "power_limit_w"),
-            gpu_clock_mhz=line(recording.columns, "gpu_clock_mhz"),
-            memory_clock_mhz=line(recording.columns, "memory_clock_mhz"),
-        )
-        for recording in recordings
-        if recording.gpu in wanted
+        Track(f"GPU {one.gpu}", **{name: line(one.columns, name) for name in _LINES.values()})
+        for one in recordings
+        if one.gpu in wanted
     ]
 
 

@@ -8,7 +8,7 @@ import click
 
 from zeusctl.exits import CommandError, Exit
 from zeusctl.probe.options import ABOUT, OPTIONS
-from zeusctl.session import Session, common_options, pass_session
+from zeusctl.session import Session, verb
 
 
 def _declared(command: Any) -> Any:
@@ -29,10 +29,8 @@ def _declared(command: Any) -> Any:
     return command
 
 
-@click.command(help=ABOUT)
+@verb(help=ABOUT)
 @_declared
-@common_options
-@pass_session
 def probe(session: Session, /, **options: Any) -> None:
     """Measure what GPUs and driver really do; set nothing.
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from zeusctl.arguments import gpus_argument
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of
-from zeusctl.entities import PROCESS
-from zeusctl.session import Session, common_options, now, pass_session
-
-if TYPE_CHECKING:
-    from zeusctl.entities import Process
-    from zeusctl.reports import ProcessesReport
+from zeusctl.entities import PROCESS, Process
+from zeusctl.reports import ProcessesReport
+from zeusctl.session import Session, now, verb
+from zeusctl.views import lease_reports, process_reports
 
 
-@click.command()
+@verb()
 @gpus_argument()
 @output_options(PROCESS)
-@common_options
-@pass_session
 def processes(session: Session, gpus: str, output: Output[Any]) -> None:
     """List processes on the GPUs, with user and GPU memory.
 
@@ -38,9 +32,6 @@ def processes(session: Session, gpus: str, output: Output[Any]) -> None:
 
 def read(session: Session, gpus: str) -> ProcessesReport:
     """The processes of some GPUs."""
-    from zeusctl.reports import ProcessesReport
-    from zeusctl.views import lease_reports, process_reports
-
     session.look_again()
     chosen = session.gpus(gpus)
     leases = lease_reports(session.client, session.node.gpus)

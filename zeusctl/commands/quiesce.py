@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import click
-
 from zeus_ipc.text import count
 from zeus_ipc.users import named
+from zeusctl.entities import KnownGpu
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.reports import QuiesceReport, ResumeReport
+from zeusctl.session import Session, now, verb
 
 
-@click.command()
-@common_options
-@pass_session
+@verb()
 def quiesce(session: Session) -> None:
     """Close the driver, as before a GPU reset (administrators).
 
@@ -23,8 +21,6 @@ def quiesce(session: Session) -> None:
     \b
     zeusctl quiesce && nvidia-smi --gpu-reset -i 3; zeusctl resume
     """
-    from zeusctl.reports import QuiesceReport
-
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     result = session.client.quiesce()
     pending = [f"{control} of {named(uuid, index)}" for uuid, control in result.pending]
@@ -51,18 +47,13 @@ def quiesce(session: Session) -> None:
         )
 
 
-@click.command()
-@common_options
-@pass_session
+@verb()
 def resume(session: Session) -> None:
     """Reopen the driver after quiesce (administrators).
 
     Read every GPU again, and write limits that were set with --persist again. Without a `quiesce`
     before, nothing happens.
     """
-    from zeusctl.entities import KnownGpu
-    from zeusctl.reports import ResumeReport
-
     node = session.client.resume()
     report = ResumeReport(at=now(), gpus=[KnownGpu.of(gpu) for gpu in node.gpus])
     session.answer(report, [f"zeusd has reopened the driver: {count(len(node.gpus), 'GPU')}"])

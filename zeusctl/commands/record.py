@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc.epoch import offset_ns
-from zeus_ipc.options import OUTPUT
+from zeus_ipc.options import OUTPUT, option
 from zeus_ipc.text import count
 from zeusctl.arguments import Duration, gpus_argument
 from zeusctl.entities import Sample
 from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.running import asked_to_end
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.session import Session, verb
 
 if TYPE_CHECKING:
     from zeusctl.recording import Writer
@@ -25,24 +25,16 @@ if TYPE_CHECKING:
 _FLUSH_S = 1.0
 
 
-@click.command()
+@verb()
 @gpus_argument()
-@click.option(
-    "-o",
-    "--output",
-    type=OUTPUT,
-    help="Output file; .parquet selects Parquet.  [default: CSV on standard output]",
+@option(
+    "-o --output",
+    "Output file; .parquet selects Parquet.  [default: CSV on standard output]",
+    OUTPUT,
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["csv", "parquet"]),
-    help="Output format, overriding the file extension.",
-)
-@click.option("-d", "--duration", type=Duration(), help="Stop after 30s, 10m, 2h.")
-@click.option("--every", type=Duration(), help="Write one sample per GPU every 1s, 10s.")
-@common_options
-@pass_session
+@option("--format form", "Output format, overriding the file extension.", ("csv", "parquet"))
+@option("-d --duration", "Stop after 30s, 10m, 2h.", Duration())
+@option("--every", "Write one sample per GPU every 1s, 10s.", Duration())
 def record(
     session: Session,
     gpus: str,
@@ -73,10 +65,7 @@ def record(
     if lost:
         click.echo(f"zeusctl: missed {count(lost, 'sample')}; this machine was too busy", err=True)
     if output is not None:
-        from zeusctl.reports import Done
-
-        report = Done(at=now(), path=str(output), rows=rows)
-        session.answer(report, [f"{count(rows, 'sample')} in {output}"], err=not session.json)
+        session.done(output, rows, f"{count(rows, 'sample')} in {output}", err=not session.json)
     click.get_current_context().exit(ended.code)
 
 

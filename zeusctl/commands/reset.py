@@ -9,41 +9,41 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.checks import each_of
 from zeus_ipc.controls import SPECS
+from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.options import option
 from zeus_ipc.text import count, gpus_text, quantity_text, value_text
 from zeusctl.arguments import gpus_argument, without_effect
+from zeusctl.entities import Lease, Outcome, holder
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
+from zeusctl.reports import ReleaseReport, ResetReport
+from zeusctl.session import Session, ceiling_option, now, verb
+from zeusctl.slurm import slurm_names
 from zeusctl.text import style, user_name
+from zeusctl.views import lease_reports
 
 if TYPE_CHECKING:
-    from zeus_ipc.errors import ZeusIpcError
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.entities import Lease
-    from zeusctl.reports import ResetReport
 
 NOT_OFFERED, HELD = "not_offered", "held"
 """The outcomes for a control that the driver does not offer, or that another job holds."""
 
 
-@click.command()
+@verb()
 @gpus_argument(required=True)
-@click.option(
-    "-c",
-    "--control",
-    "controls",
+@option(
+    "-c --control controls",
+    "Only this control; repeatable.",
+    tuple(control.value for control in SPECS),
     multiple=True,
-    type=click.Choice([control.value for control in SPECS]),
-    help="Only this control; repeatable.",
 )
 @ceiling_option("Only remove this ceiling: fleet, persisted or job:ID.")
-@click.option(
+@option(
     "--forget",
-    is_flag=True,
-    help="Give up restoring a GPU that zeusd does not find, named by its UUID (administrators).",
+    "Give up restoring a GPU that zeusd does not find, named by its UUID (administrators).",
+    bool,
 )
-@common_options
-@pass_session
 def reset(
     session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None, forget: bool
 ) -> None:
@@ -68,7 +68,6 @@ def reset(
             f"good: `sudo zeusctl reset {gpus} --forget`",
             Exit.PENDING,
         )
-    from zeus_ipc.errors import SeveralGpusFailed
 
     chosen = session.gpus(gpus)
     if ceiling is not None:
@@ -99,9 +98,6 @@ def _missing(session: Session) -> list[str]:
 
 def _forget(session: Session, uuid: str) -> None:
     """Drops the pending restores of a GPU that is not there."""
-    from zeusctl.entities import Outcome
-    from zeusctl.reports import ResetReport
-
     missing = _missing(session)
     if uuid not in missing:
         there = f"name one of: {', '.join(missing)}" if missing else "there is none"
@@ -123,8 +119,6 @@ def _forget(session: Session, uuid: str) -> None:
 
 
 def _remove_ceiling(session: Session, gpus: Sequence[GpuInfo], name: str) -> None:
-    from zeusctl.reports import ResetReport
-
     having = [gpu for gpu in gpus if any(one.name == name for one in gpu.ceilings)]
     # Also without any: zeusd may forbid it to this user, and says so.
     session.client.set_ceiling([gpu.uuid for gpu in having or gpus], name, None)
@@ -137,11 +131,6 @@ def _restore(
     session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str], for_slurm: bool
 ) -> tuple[ResetReport, dict[str, ZeusIpcError]]:
     """Restores what GPUs it can; also returns the errors of the others, by UUID."""
-    from zeus_ipc.checks import each_of
-    from zeusctl.entities import Outcome
-    from zeusctl.reports import ResetReport
-    from zeusctl.slurm import slurm_names
-
     others = _leases(session, gpus, controls)
     jobs = slurm_names() if for_slurm else ()
     results, errors = each_of(
@@ -169,9 +158,6 @@ def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[s
     Raises:
         CommandError: Something else differs from the restore target, and needs an administrator.
     """
-    from zeusctl.entities import Outcome
-    from zeusctl.reports import ResetReport
-
     uid = os.geteuid()
     before = _leases(session, gpus, controls)
     session.client.release([gpu.uuid for gpu in gpus], controls, whose="user")
@@ -215,15 +201,11 @@ def _set_by_others(
 
 
 def _leases(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> list[Lease]:
-    from zeusctl.views import lease_reports
-
     found = lease_reports(session.client, gpus)
     return [lease for lease in found if not controls or lease.control in controls]
 
 
 def _lines(report: ResetReport) -> list[str]:
-    from zeusctl.entities import holder
-
     lines = []
     for lease in report.revoked:
         was = "" if lease.value is None else f"; was {quantity_text(lease.control, lease.value)}"
@@ -247,13 +229,11 @@ def _lines(report: ResetReport) -> list[str]:
     return lines
 
 
-@click.command()
+@verb()
 @gpus_argument()
-@click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Of this process.")
-@click.option("--job", help="Of this job: Slurm's job id or SLUID, or a pod's UID.")
-@click.option("--all", "everybody", is_flag=True, help="Release everyone's (administrators).")
-@common_options
-@pass_session
+@option("--pid pids", "Of this process.", click.IntRange(min=1), multiple=True)
+@option("--job", "Of this job: Slurm's job id or SLUID, or a pod's UID.")
+@option("--all everybody", "Release everyone's (administrators).", bool)
 def release(
     session: Session, gpus: str, pids: tuple[int, ...], job: str | None, everybody: bool
 ) -> None:
@@ -265,15 +245,13 @@ def release(
     \b
     zeusctl release --job "$SLURM_JOB_ID"
     """
-    from zeusctl.reports import ReleaseReport
-
     if job == "":
         raise click.UsageError("--job is empty; name a job, or omit --job")
     if everybody:
         without_effect("with --all, which is everyone's", "--pid", "--job")
     released, admin = 0, False
     if session.node.gpus or gpus != "all":
-        uuids = [] if gpus == "all" else [gpu.uuid for gpu in session.gpus(gpus)]
+        uuids = session.uuids(gpus)
         admin = session.client.policy().admin
         # For an administrator, a process or a job may belong to anyone.
         whose = "all" if everybody or ((pids or job) and admin) else "user"

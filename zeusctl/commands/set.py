@@ -6,12 +6,15 @@ import os
 import select as waiting
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_ipc.circuit import bounded
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
+from zeus_ipc.errors import RequestTimeout, ZeusIpcError
+from zeus_ipc.options import option
 from zeus_ipc.sd_notify import sd_notify
 from zeus_ipc.text import count, gpus_text, quantity_text
 from zeusctl.arguments import (
@@ -22,13 +25,15 @@ from zeusctl.arguments import (
     gpus_argument,
     without_effect,
 )
+from zeusctl.entities import Setting, quantity
 from zeusctl.exits import CommandError, Exit
-from zeusctl.running import asked_to_end, run
-from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
+from zeusctl.reports import SetReport
+from zeusctl.running import asked_to_end, run, without
+from zeusctl.session import Session, ceiling_option, now, verb
+from zeusctl.slurm import has_mig, slurm_names
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.entities import Setting
 
 WATCH_S = 60.0
 """Time limit of one request that waits for the loss of a lease."""
@@ -61,39 +66,26 @@ def _control_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command("set", cls=CommandVerb)
+@verb("set", cls=CommandVerb)
 @gpus_argument(required=True)
 @command_argument(required=False)
 @_control_options
-@click.option(
-    "--confirm-within",
-    type=Duration(),
-    help="Restore unless you confirm within TIME (30s).",
-)
-@click.option(
-    "--best-effort",
-    is_flag=True,
-    help="Run COMMAND even if the set fails, with a warning.",
-)
-@click.option(
+@option("--confirm-within", "Restore unless you confirm within TIME (30s).", Duration())
+@option("--best-effort", "Run COMMAND even if the set fails, with a warning.", bool)
+@option(
     "--together",
-    is_flag=True,
-    help="Set a power profile even beside a leased power limit or clock, and vice versa.",
+    "Set a power profile even beside a leased power limit or clock, and vice versa.",
+    bool,
 )
-@click.option(
-    "--persist", is_flag=True, help="Keep it until `zeusctl reset`, and exit (administrators)."
-)
+@option("--persist", "Keep it until `zeusctl reset`, and exit (administrators).", bool)
 @ceiling_option("Bound what anyone may set (administrators): fleet, persisted or job:ID.")
-@click.option("--for", "ttl", type=Duration(), help="With --ceiling: its duration.")
-@click.option(
-    "--then",
-    "fallback",
-    type=_Value(SPECS[Control.POWER_LIMIT]),
+@option("--for ttl", "With --ceiling: its duration.", Duration())
+@option(
+    "--then fallback",
+    "With --for: the lower bound after that time.",
+    _Value(SPECS[Control.POWER_LIMIT]),
     metavar="WATTS",
-    help="With --for: the lower bound after that time.",
 )
-@common_options
-@pass_session
 def set_(
     session: Session,
     /,
@@ -153,13 +145,7 @@ def set_(
     except Exception as error:
         if not command:
             raise
-        failed = _not_run(session, error)
-        if not best_effort:
-            raise failed from None
-        session.close()  # GPUs that were already set are restored
-        warning = f"zeusctl: warning: no limit set ({failed}); running the command anyway"
-        click.echo(warning, err=True)
-        click.get_current_context().exit(run(command))
+        without(session, command, "no limit set", error, best_effort)
     if persist:
         _answer(session, settings, "persisted")
         return
@@ -179,8 +165,6 @@ def set_(
 
 
 def _refuse_mig_devices() -> None:
-    from zeusctl.slurm import has_mig
-
     if has_mig(os.environ):
         raise CommandError(
             "a MIG device has no power limit or clocks of its own; request whole GPUs",
@@ -216,9 +200,6 @@ def _set_ceiling(
     ttl_s: float | None,
     fallback: ControlValue | None,
 ) -> None:
-    from zeusctl.entities import Setting, quantity
-    from zeusctl.slurm import slurm_names
-
     limit = controls.get(Control.POWER_LIMIT.value)
     if limit is None or len(controls) > 1:
         raise click.UsageError(
@@ -241,19 +222,9 @@ def _set_ceiling(
         fallback_mw=None if fallback is None else fallback[0],
         control_group=group,
     )
-    settings = [
-        Setting(
-            gpu=gpu.index,
-            uuid=gpu.uuid,
-            control=Control.POWER_LIMIT.value,
-            value=quantity(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
-            unit=SPECS[Control.POWER_LIMIT].unit,
-            asked=quantity(Control.POWER_LIMIT.value, limit),
-            was=None,
-        )
-        for gpu in chosen
-    ]
-    _answer(session, settings, "ceiling")
+    power_limit = Control.POWER_LIMIT.value
+    applied = {uuid: [mw] for uuid, mw in highest.items()}
+    _answer(session, _settings(chosen, power_limit, applied, limit, {}), "ceiling")
 
 
 def _apply(
@@ -263,35 +234,37 @@ def _apply(
     together: bool,
 ) -> list[Setting]:
     """Acquires all leases or none: releases the first ones if a later one fails."""
-    from zeusctl.entities import Setting, quantity
-
     uuids = [gpu.uuid for gpu in gpus]
-    before = _limits(session, uuids)
+    states = session.client.state(uuids).items()
+    before = {uuid: [one.power_limit_mw] for uuid, one in states if one.power_limit_mw is not None}
     settings = []
     for control, value in controls.items():
         applied = session.client.set(uuids, control, value, together=together)
-        settings += [
-            Setting(
-                gpu=gpu.index,
-                uuid=gpu.uuid,
-                control=control,
-                value=quantity(control, applied[gpu.uuid]),
-                unit=SPECS[Control(control)].unit,
-                asked=quantity(control, value),
-                was=before.get(gpu.uuid) if control == "power_limit" else None,
-            )
-            for gpu in gpus
-        ]
+        was = before if control == Control.POWER_LIMIT.value else {}
+        settings += _settings(gpus, control, applied, value, was)
     return settings
 
 
-def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
-    """Returns the limits in force before, where there are any."""
-    return {
-        uuid: state.power_limit_mw / 1000
-        for uuid, state in session.client.state(uuids).items()
-        if state.power_limit_mw is not None
-    }
+def _settings(
+    gpus: Sequence[GpuInfo],
+    control: str,
+    applied: Mapping[str, Sequence[int]],
+    asked: Sequence[int],
+    was: Mapping[str, Sequence[int]],
+) -> list[Setting]:
+    """What was set; what was in force before, where that is known."""
+    return [
+        Setting(
+            gpu=gpu.index,
+            uuid=gpu.uuid,
+            control=control,
+            value=quantity(control, applied[gpu.uuid]),
+            unit=SPECS[Control(control)].unit,
+            asked=quantity(control, asked),
+            was=quantity(control, was.get(gpu.uuid)),
+        )
+        for gpu in gpus
+    ]
 
 
 def _confirm(session: Session, settings: Sequence[Setting], within_s: float) -> None:
@@ -318,8 +291,6 @@ def _confirm(session: Session, settings: Sequence[Setting], within_s: float) -> 
 
 
 def _answer(session: Session, settings: list[Setting], kept: str) -> None:
-    from zeusctl.reports import SetReport
-
     def differs(one: Setting) -> bool:
         return one.asked is not None and one.asked != one.value
 
@@ -354,15 +325,11 @@ class _LossWatch:
         threading.Thread(target=self._run, name="zeusctl-watch", daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
-        from zeus_ipc.circuit import bounded
-
         self._ended.set()
         with bounded(0.0):
             self._client.close(patient=False)
 
     def _run(self) -> None:
-        from zeus_ipc.errors import RequestTimeout, ZeusIpcError
-
         known = 0
         while self._held and not self._ended.is_set():
             try:
@@ -390,9 +357,3 @@ class _LossWatch:
                 "value; `zeusctl audit` says why",
                 err=True,
             )
-
-
-def _not_run(session: Session, error: Exception) -> CommandError:
-    """Turns an error before the command ran into an exit code that the command cannot have."""
-    message = session.readable(str(getattr(error, "message", None) or error))
-    return CommandError(message, Exit.NOT_RUN, str(getattr(error, "code", "failed")))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
+from zeus_ipc.checks import read_states
+from zeus_ipc.options import option
 from zeus_ipc.text import count, duration, gpus_text, number
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.columns import Output, output_options
@@ -21,24 +21,26 @@ from zeusctl.entities import (
     Gpu,
     KnownGpu,
     Node,
-    PowerLimit,
-    PowerLimits,
+    is_cap_only,
 )
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.reports import LeasesReport, StatusReport
+from zeusctl.session import Session, now, verb
 from zeusctl.text import plain, screen_width, style
-
-if TYPE_CHECKING:
-    from zeusctl.reports import StatusReport
+from zeusctl.views import (
+    ceiling_reports,
+    lease_reports,
+    module_reports,
+    process_reports,
+    reports_of,
+)
 
 COUNTS = {"module": "the whole module", "unknown": "either the GPU or the whole module"}
 
 
-@click.command()
+@verb()
 @gpus_argument()
-@click.option("--processes", "-p", is_flag=True, help="Also list processes.")
+@option("--processes -p", "Also list processes.", bool)
 @output_options(GPU)
-@common_options
-@pass_session
 def status(session: Session, gpus: str, processes: bool, output: Output[Any]) -> None:
     """Show an overview of daemon, GPUs, limits and leases.
 
@@ -57,20 +59,15 @@ def status(session: Session, gpus: str, processes: bool, output: Output[Any]) ->
     output.run(lambda: read(session, gpus, count_them), lines, lambda report: report.gpus)
 
 
-@click.command()
+@verb()
 @gpus_argument()
-@click.option("--mine", is_flag=True, help="Only leases of your own processes.")
-@common_options
-@pass_session
+@option("--mine", "Only leases of your own processes.", bool)
 def leases(session: Session, gpus: str, mine: bool) -> None:
     """List leases and ceilings: holder, age, restore target.
 
     Only the process's own user and administrators see the process, its program and its job.
     """
-    from zeusctl.reports import LeasesReport
-    from zeusctl.views import ceiling_reports, lease_reports
-
-    chosen = session.node.gpus if gpus == "all" else session.gpus(gpus)
+    chosen = session.listed(gpus)
     found = lease_reports(session.client, chosen, others=gpus == "all")
     if mine:
         found = [lease for lease in found if lease.uid == os.geteuid()]
@@ -86,18 +83,8 @@ def leases(session: Session, gpus: str, mine: bool) -> None:
 
 def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     """The node as it is now."""
-    from zeus_ipc.checks import read_states
-    from zeusctl.reports import StatusReport
-    from zeusctl.views import (
-        ceiling_reports,
-        lease_reports,
-        module_reports,
-        process_reports,
-        reports_of,
-    )
-
     session.look_again()
-    chosen = session.gpus(gpus) if session.node.gpus or gpus != "all" else []
+    chosen = session.listed(gpus)
     quiesced = session.node.quiesced_ns is not None
     leases = lease_reports(session.client, session.node.gpus, others=True)
     indices = {gpu.index for gpu in chosen} | ({-1} if gpus == "all" else set())
@@ -145,7 +132,7 @@ def lines(report: StatusReport) -> Iterator[str]:
             if gpu.error is not None:
                 yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
         for gpu in report.gpus:
-            if above_site_limit(gpu.power_limit_w):
+            if gpu.power_limit_w.raised:
                 then = "zeusd is lowering it"
                 if not gpu.power_limit_w.site_enforced:
                     then = f"which is not enforced; `zeusctl reset {gpu.index}` lowers it"
@@ -210,17 +197,6 @@ def headline(node: Node) -> str:
     return ", ".join(parts)
 
 
-def above_site_limit(limit: PowerLimit) -> bool:
-    """Whether a limit above the site limit was requested before zeusd started, or outside it."""
-    return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
-
-
-def is_cap_only(limit: PowerLimits) -> bool:
-    """Whether a site limit is below the GPU's maximum and applies only to what zeusd sets."""
-    lower = limit.site is not None and limit.largest is not None and limit.site < limit.largest
-    return lower and not limit.site_enforced
-
-
 def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
     """Returns a line about site limits that are not enforced."""
     found = [gpu.index for gpu in gpus if is_cap_only(gpu.power_limit_w)]
@@ -229,17 +205,6 @@ def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
             f"The site limit of {gpus_text(found)} is not enforced: zeusd sets nothing above it, "
             "but does not lower what others set (`enforce = true` in zeusd.toml does)."
         )
-
-
-def site_text(limit: PowerLimits) -> str:
-    """The site limit, and whether others may exceed it."""
-    if limit.site is None:
-        return "-"
-    state = ", enforced" if limit.site_enforced else ""
-    below = limit.highest is not None and limit.highest < limit.site
-    if below:
-        state = f"; ceilings allow at most {number(limit.highest, 'W')}"
-    return number(limit.site, "W") + (", not enforced" if is_cap_only(limit) else state)
 
 
 def missing_gpus(report: StatusReport) -> dict[str, float | None]:

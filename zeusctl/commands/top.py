@@ -8,29 +8,20 @@ import time
 
 import click
 
-from zeus_ipc.options import Number
+from zeus_ipc.options import Number, option
 from zeusctl.arguments import gpus_argument
 from zeusctl.commands.status import lines as status_lines
 from zeusctl.commands.status import read as read_status
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, common_options, pass_session
+from zeusctl.session import Session, verb
 
 SLOWEST_S, FASTEST_S = 60.0, 0.1
 
 
-@click.command()
+@verb()
 @gpus_argument()
-@click.option(
-    "-d",
-    "--interval",
-    default=1.0,
-    type=Number(FASTEST_S, SLOWEST_S),
-    show_default=True,
-    help="Seconds between updates.",
-)
-@click.option("-n", "--frames", type=click.IntRange(min=1), help="Stop after this many updates.")
-@common_options
-@pass_session
+@option("-d --interval", "Seconds between updates.", Number(FASTEST_S, SLOWEST_S), 1.0)
+@option("-n --frames", "Stop after this many updates.", click.IntRange(min=1))
 def top(session: Session, gpus: str, interval: float, frames: int | None) -> None:
     """Show the node live: utilization, power, limits, leases.
 

@@ -10,6 +10,7 @@ import threading
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.options import option
 from zeus_ipc.output import discard_output
 from zeus_ipc.paths import host_and_port
 
@@ -26,28 +27,23 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
+@option(
     "--listen",
+    "Address to listen on; [::]:9850 for all addresses of the machine.",
     default=DEFAULT_LISTEN,
-    show_default=True,
     envvar="ZEUSD_EXPORTER_LISTEN",
     show_envvar=True,
     callback=_address,
     metavar="ADDRESS:PORT",
-    help="Address to listen on; [::]:9850 for all addresses of the machine.",
 )
-@click.option("--socket", metavar="PATH", help="zeusd's socket.")
-@click.option(
-    "--once", is_flag=True, help="Print the metrics and exit, as for node_exporter's text files."
-)
-@click.option(
+@option("--socket", "zeusd's socket.", metavar="PATH")
+@option("--once", "Print the metrics and exit, as for node_exporter's text files.", bool)
+@option(
     "--workloads",
-    is_flag=True,
-    help="Export the energy of each job and pod while it runs: a series for each of them.",
+    "Export the energy of each job and pod while it runs: a series for each of them.",
+    bool,
 )
-@click.option(
-    "--otel", is_flag=True, help="Also export energy by OpenTelemetry's names, hw_energy_joules."
-)
+@option("--otel", "Also export energy by OpenTelemetry's names, hw_energy_joules.", bool)
 @click.version_option(__version__, prog_name="zeusd-exporter")
 def main(
     listen: tuple[str, int], socket: str | None, once: bool, workloads: bool, otel: bool

@@ -10,46 +10,40 @@ import threading
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.options import option
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 ZEUSD_TIMEOUT_S = 10.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--namespace",
-    "namespaces",
+@option(
+    "--namespace namespaces",
+    'Obey annotations in this namespace; repeatable; "*" for all.',
     multiple=True,
     required=True,
     metavar="NAME",
-    help='Obey annotations in this namespace; repeatable; "*" for all.',
 )
-@click.option(
+@option(
     "--node",
+    "This node's name in Kubernetes.",
     required=True,
     envvar="NODE_NAME",
     show_envvar=True,
     metavar="NAME",
-    help="This node's name in Kubernetes.",
 )
-@click.option(
+@option(
     "--accounting",
-    is_flag=True,
-    help="Charge the energy of GPUs to the pods that hold them. All pods of the node are charged; "
+    "Charge the energy of GPUs to the pods that hold them. All pods of the node are charged; "
     'name every namespace with --namespace "*", so that pods that have ended are known.',
+    bool,
 )
-@click.option("--socket", metavar="PATH", help="zeusd's socket.")
-@click.option(
-    "--pod-resources",
-    default=KUBELET,
-    show_default=True,
-    metavar="PATH",
-    help="kubelet's socket for PodResources.",
-)
-@click.option(
+@option("--socket", "zeusd's socket.", metavar="PATH")
+@option("--pod-resources", "kubelet's socket for PodResources.", default=KUBELET, metavar="PATH")
+@option(
     "--kubeconfig",
-    type=click.Path(exists=True, dir_okay=False),
-    help="How to reach the API server from outside a pod.",
+    "How to reach the API server from outside a pod.",
+    click.Path(exists=True, dir_okay=False),
 )
 @click.version_option(__version__, prog_name="zeusd-kubernetes")
 def main(

@@ -6,7 +6,6 @@ those outside. This needs systemd and root, and has never run on a GPU.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zeus_ipc import programs
 from zeusctl.probe.driver import NoDriverError
 from zeusd.energy.probed.report import ProbeReport, from_json
 
@@ -75,11 +75,9 @@ def unit_file() -> str:
     Raises:
         NoDriverError: There is neither.
     """
-    with contextlib.suppress(OSError):
-        command = ["systemctl", "cat", "zeusd.service"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return done.stdout
+    installed = programs.output("systemctl", "cat", "zeusd.service")
+    if installed is not None:
+        return installed
     shipped = Path(__file__).resolve().parents[2] / "systemd" / "zeusd.service"
     if not shipped.exists():
         raise NoDriverError("there is no zeusd.service; install zeusd's units, or use a checkout")

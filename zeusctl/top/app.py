@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
+from textual.screen import Screen
 from textual.widgets import DataTable, Input, Static
 
 from zeus_ipc.text import count, duration
 from zeusctl.columns import Column
-from zeusctl.entities import LEASE, PROCESS
+from zeusctl.entities import LEASE, PROCESS, Lease
 from zeusctl.exits import Exit
+from zeusctl.reports import StatusReport
 from zeusctl.text import shorten
 from zeusctl.top.model import LINE, SORTS, Cell, Shown, View, fitting, listed
 from zeusctl.top.screens import GpuScreen, HelpScreen, Overlay
 from zeusctl.top.source import Source
-
-if TYPE_CHECKING:
-    from zeusctl.reports import StatusReport
 
 
 class Rows(DataTable[Text]):
@@ -139,7 +138,7 @@ class TopApp(App[int]):
 
     def on_mount(self) -> None:
         """Shows the first update, and starts the timer for the next ones."""
-        self.screen_stack[0].query_one("#gpus", Rows).focus()
+        self._main.query_one("#gpus", Rows).focus()
         self._draw()
         self.action_look()
         self.set_interval(self._interval_s, self.action_look)
@@ -173,12 +172,12 @@ class TopApp(App[int]):
 
     def _watch(self) -> None:
         """Notices a zeusd that stops before the next query returns."""
-        if not self.screen_stack[0].query("#trouble"):
+        if not self._main.query("#trouble"):
             return  # it is ending
         trouble = self._source.state()
         if isinstance(self.screen, Overlay):
             self.screen.warn(trouble)
-        line = self.screen_stack[0].query_one("#trouble", Static)
+        line = self._main.query_one("#trouble", Static)
         line.update(trouble)
         if line.display != bool(trouble):
             line.display = bool(trouble)
@@ -186,41 +185,41 @@ class TopApp(App[int]):
 
     # ----------------------------------------------------------------------------------- screen
 
+    @property
+    def _main(self) -> Screen[Any]:
+        """The view below all pages."""
+        return self.screen_stack[0]
+
     def _draw(self) -> None:
-        if not self.screen_stack[0].query("#gpus"):
+        if not self._main.query("#gpus"):
             return  # it is ending
         view, width = self.view, self.size.width
-        report = view.report
-        self.screen_stack[0].query_one("#head", Static).update(_head(report, width))
+        self._main.query_one("#head", Static).update(_head(view.report, width))
         gpus, leases, processes = view.gpus(), view.leases(), view.processes()
-        heights = self._heights(len(gpus), len(leases), len(processes))
         columns, now_s = fitting(width - 1), time.monotonic()
-        self._table("gpus", heights[0]).show(
-            columns, [(gpu.uuid, view.row(gpu, columns, now_s)) for gpu in gpus]
+        rows = [(gpu.uuid, view.row(gpu, columns, now_s)) for gpu in gpus]
+        held = [(f"{one.uuid}:{one.control}", one) for one in leases]
+        used = [(f"{place}:{one.uuid}:{one.pid}", one) for place, one in enumerate(processes)]
+        order = f", by {view.sort}" + (", inverted" if view.inverted else "")
+        order += f", filter {view.pattern!r}" if view.pattern else ""
+        tables = (
+            ("gpus", ("GPU", "GPUs"), order, (columns, rows)),
+            ("leases", ("lease", "leases"), "", listed(LEASE, held, width - 1, _style)),
+            ("processes", ("process", "processes"), "", listed(PROCESS, used, width - 1)),
         )
-        self._table("leases", heights[1]).show(
-            *listed(
-                LEASE,
-                [(f"{one.uuid}:{one.control}", one) for one in leases],
-                width - 1,
-                lambda one: "red" if one.restoring else "",
-            )
-        )
-        keyed = [(f"{place}:{one.uuid}:{one.pid}", one) for place, one in enumerate(processes)]
-        self._table("processes", heights[2]).show(*listed(PROCESS, keyed, width - 1))
-        order = f"by {view.sort}" + (", inverted" if view.inverted else "")
-        pattern = f", filter {view.pattern!r}" if view.pattern else ""
-        self._title("gpus", ("GPU", "GPUs"), len(gpus), heights[0], f"{order}{pattern}")
-        self._title("leases", ("lease", "leases"), len(leases), heights[1])
-        self._title("processes", ("process", "processes"), len(processes), heights[2])
+        heights = self._heights(len(gpus), len(leases), len(processes))
+        for height, (name, nouns, note, (shown, cells)) in zip(heights, tables, strict=True):
+            table = self._main.query_one(f"#{name}", Rows)
+            table.styles.height = height
+            table.show(shown, cells)
+            seen = min(len(cells), height - 1)
+            of = f"{seen} of " if seen < len(cells) else ""
+            title = f" {of}{len(cells)} {nouns[len(cells) != 1]}{note}"
+            self._main.query_one(f"#{name}-title", Static).update(shorten(title, width))
 
     def _heights(self, gpus: int, leases: int, processes: int) -> tuple[int, int, int]:
         """Heights of the three tables, with headings: leases always get some lines."""
-        other = (
-            5
-            + self.screen_stack[0].query_one("#trouble").display
-            + self.screen_stack[0].query_one("#filter").display
-        )
+        other = 5 + sum(self._main.query_one(one).display for one in ("#trouble", "#filter"))
         room = max(6, self.size.height - other)
         of_leases = min(leases + 1, max(2, room // 5))
         of_gpus = min(gpus + 1, max(3, round((room - of_leases) * 0.62)))
@@ -229,20 +228,6 @@ class TopApp(App[int]):
             of_gpus = min(gpus + 1, of_gpus + rest - processes - 1)
             of_leases = min(leases + 1, room - of_gpus - processes - 1)
         return of_gpus, of_leases, max(1, room - of_gpus - of_leases)
-
-    def _table(self, name: str, height: int) -> Rows:
-        table = self.screen_stack[0].query_one(f"#{name}", Rows)
-        table.styles.height = height
-        return table
-
-    def _title(
-        self, name: str, nouns: tuple[str, str], rows: int, height: int, note: str = ""
-    ) -> None:
-        seen = min(rows, height - 1)
-        of = f"{seen} of " if seen < rows else ""
-        title = f" {of}{rows} {nouns[rows != 1]}" + (f", {note}" if note else "")
-        line = self.screen_stack[0].query_one(f"#{name}-title", Static)
-        line.update(shorten(title, self.size.width))
 
     # ------------------------------------------------------------------------------------- keys
 
@@ -280,18 +265,18 @@ class TopApp(App[int]):
     def _reorder(self) -> None:
         """Shows the first rows of a new order, and moves the cursor there."""
         self._draw()
-        self.screen_stack[0].query_one("#gpus", Rows).scroll_first()
+        self._main.query_one("#gpus", Rows).scroll_first()
 
     def action_filter(self) -> None:
         """Opens the filter."""
-        field = self.screen_stack[0].query_one("#filter", Input)
+        field = self._main.query_one("#filter", Input)
         field.display = True
         field.focus()
         self._draw()
 
     def action_unfilter(self) -> None:
         """Clears the filter."""
-        self.screen_stack[0].query_one("#filter", Input).value = ""
+        self._main.query_one("#filter", Input).value = ""
         self._close_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -304,9 +289,13 @@ class TopApp(App[int]):
         self._close_filter()
 
     def _close_filter(self) -> None:
-        self.screen_stack[0].query_one("#filter", Input).display = False
-        self.screen_stack[0].query_one("#gpus", Rows).focus()
+        self._main.query_one("#filter", Input).display = False
+        self._main.query_one("#gpus", Rows).focus()
         self._draw()
+
+
+def _style(lease: Lease) -> str:
+    return "red" if lease.restoring else ""
 
 
 def _head(report: StatusReport, width: int) -> Text:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zeusctl.columns import Column, spare, with_headings
-from zeusctl.entities import GPU, LEASE, PROCESS, Gpu
+from zeusctl.entities import GPU, LEASE, PROCESS, Gpu, Lease, Process
+from zeusctl.reports import StatusReport
 from zeusctl.text import bar, plain, resample, shorten, sparkline, style_of_share
 from zeusctl.text import fitting as fit
 
 if TYPE_CHECKING:
     from zeusctl.columns import Columns
-    from zeusctl.entities import Lease, Process
-    from zeusctl.reports import StatusReport
 
 E = TypeVar("E")
 
@@ -199,10 +198,7 @@ def _none(_: Gpu) -> str:
 
 def _limit(gpu: Gpu) -> str:
     limit = gpu.power_limit_w
-    if limit.requested is None or limit.site is None:
-        return ""
-    lowered = min(limit.requested, limit.enforced or limit.requested) < limit.site
-    return "red" if limit.requested > limit.site else "yellow" if lowered else ""
+    return "red" if limit.raised else "yellow" if limit.lowered else ""
 
 
 def _share(part: float | None, whole: float | None) -> str:

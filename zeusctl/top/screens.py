@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
@@ -14,15 +14,12 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from zeus_ipc.text import number
+from zeusctl.columns import TITLE, entry, page
 from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
-from zeusctl.entities import CEILING, GPU, LEASE
+from zeusctl.entities import CEILING, GPU, LEASE, Gpu, span
 from zeusctl.text import resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, Source
-
-if TYPE_CHECKING:
-    from zeusctl.entities import Gpu
 
 HELP = """\
  up down PgUp PgDn Home End   move and scroll
@@ -40,15 +37,6 @@ HELP = """\
  CLOCK*: locked. In the bar | is the limit. HELD BY: job or user of a lease, or a ceiling.
 """
 """The keys: those of htop and nvitop where they have one."""
-
-_LABEL = 21
-_MORE = (
-    *("uuid", "pci_address", "power_limit_w", "enforced_power_limit_w", "min_power_limit_w"),
-    *("max_power_limit_w", "persistence_mode"),
-)
-"""Fields of the page without a column in the table."""
-_UNITS = {"w": "W", "mhz": "MHz"}
-"""Units that tables leave out."""
 
 
 class Overlay(ModalScreen[None]):
@@ -107,7 +95,7 @@ class GpuScreen(Overlay):
 
     @work(thread=True, exclusive=True)
     def _look(self) -> None:
-        width = max(20, min(120, self.app.size.width - 12 - _LABEL))
+        width = max(20, min(120, self.app.size.width - 14 - TITLE))
         lines = [*self._facts(), "", *self._hour(width), "", *self._users()]
         self.app.call_from_thread(self.show, "\n".join(lines))
 
@@ -116,14 +104,9 @@ class GpuScreen(Overlay):
         if not found:
             yield "it is not there any more"
             return
-        (gpu,) = found
-        for column in GPU:
-            if column.name in _MORE or (column.name and column.heading):
-                label = column.heading or column.name.removesuffix(column.unit).replace("_", " ")
-                unit = _UNITS.get(column.unit, "")
-                yield f"{label.upper():{_LABEL}} {column.cell(gpu) or '-'} {unit}".rstrip()
-        if gpu.error:
-            yield gpu.error
+        yield from page(GPU, found[0])
+        if found[0].error:
+            yield found[0].error
 
     def _hour(self, width: int) -> Iterable[str]:
         yield "The last hour"
@@ -133,8 +116,8 @@ class GpuScreen(Overlay):
             if points:
                 values = [value for _, value in points]
                 line = sparkline(resample(points, end - HOUR_S, end, width), 0.0, max(values))
-                yield f"{title:{_LABEL}} {line}"
-                yield f"{'':{_LABEL}} {number(min(values))} to {number(max(values), unit)}"
+                yield entry(title, line)
+                yield entry("", span(min(values), max(values), unit))
 
     def _users(self) -> Iterable[str]:
         report = self._source.report

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc.errors import ZeusIpcError
 from zeusctl.commands.status import read
+from zeusctl.reports import StatusReport
 from zeusctl.top.model import SPAN_S
 
 if TYPE_CHECKING:
-    from zeusctl.reports import StatusReport
     from zeusctl.session import Session
 
 HOUR_S = 3600
