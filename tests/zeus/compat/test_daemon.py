@@ -14,11 +14,6 @@ import pytest
 from tests.support import RunningDaemon, running_daemon
 from zeus import _node
 from zeus.compat.devices import rapl_is_available
-from zeus.compat.streaming import (
-    PowerStreamingClient,
-    ZeusdConfig,
-    ZeusdConnectionError,
-)
 from zeus.device import cpu as cpu_module
 from zeus.device import get_cpus, get_gpus
 from zeus.device.cpu import (
@@ -28,6 +23,11 @@ from zeus.device.cpu import (
     get_current_cpu_index,
 )
 from zeus.exceptions import ZeusGPUNoPermissionError
+from zeus.monitor.power_streaming import (
+    PowerStreamingClient,
+    ZeusdConfig,
+    ZeusdConnectionError,
+)
 from zeus_ipc.client import Client
 from zeus_ipc.replies import CpuInfo, NodeInfo, WindowEnergies
 from zeusd import embed

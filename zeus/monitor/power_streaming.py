@@ -7,7 +7,6 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,9 +115,8 @@ class PowerStreamingClient:
             raise ValueError(f"a zeusd is named twice: {', '.join(endpoints)}")
         self._delay_s = reconnect_delay_s
         self._changed = threading.Condition()
-        self._count = 0
         self._stopped = threading.Event()
-        self._readings: dict[str, PowerReadings] = {}
+        self._readings: dict[str, PowerReadings] = {}  # replaced, never changed
         self._threads = [
             threading.Thread(target=self._follow, args=of, name="zeus-power", daemon=True)
             for of in [(one.endpoint, *_devices(one)) for one in servers]
@@ -128,8 +126,7 @@ class PowerStreamingClient:
 
     def get_power(self) -> dict[str, PowerReadings]:
         """The newest power, by socket; without those that have published nothing yet."""
-        with self._changed:
-            return deepcopy(self._readings)
+        return dict(self._readings)
 
     def stop(self) -> None:
         """Ends the threads and all iterations."""
@@ -140,15 +137,15 @@ class PowerStreamingClient:
             thread.join(5.0)
 
     def __iter__(self) -> Iterator[dict[str, PowerReadings]]:
-        seen = self._count
+        seen = self._readings
         while True:
             with self._changed:
-                while self._count == seen and not self._stopped.is_set():
+                while self._readings is seen and not self._stopped.is_set():
                     self._changed.wait()
-                seen = self._count
+                seen = self._readings
             if self._stopped.is_set():
                 return
-            yield self.get_power()
+            yield dict(seen)
 
     async def __aiter__(self) -> AsyncIterator[dict[str, PowerReadings]]:
         items = iter(self)
@@ -156,7 +153,9 @@ class PowerStreamingClient:
             yield item
 
     def _follow(self, endpoint: str, gpus: dict[str, int], cpus: dict[int, bool]) -> None:
-        reading, next_cpus_s = PowerReadings(), 0.0
+        gpu_w: dict[int, float] = {}
+        cpu_w: dict[int, CpuPowerReading] = {}
+        next_cpus_s = 0.0
         while not self._stopped.is_set():
             with (
                 contextlib.suppress(ZeusIpcError),
@@ -165,23 +164,18 @@ class PowerStreamingClient:
             ):
                 while not self._stopped.is_set():
                     sample = stream.receive(CPU_PERIOD_S)
+                    due = bool(cpus) and time.monotonic() >= next_cpus_s
                     if sample is not None:
-                        reading.gpu_power_w[gpus[sample.gpu]] = sample.power_mw / 1000
-                    now_s = time.monotonic()
-                    due = bool(cpus) and now_s >= next_cpus_s
+                        gpu_w[gpus[sample.gpu]] = sample.power_mw / 1000
                     if due:
-                        next_cpus_s = now_s + CPU_PERIOD_S
-                        reading.cpu_power_w |= _cpu_power(client, cpus)
-                    if sample is not None or due:
-                        reading.timestamp_s = time.time()
-                        self._publish(endpoint, reading)
+                        next_cpus_s = time.monotonic() + CPU_PERIOD_S
+                        cpu_w |= _cpu_power(client, cpus)
+                    if due or sample is not None:
+                        now = PowerReadings(time.time(), dict(gpu_w), dict(cpu_w))
+                        with self._changed:
+                            self._readings = {**self._readings, endpoint: now}
+                            self._changed.notify_all()
             self._stopped.wait(self._delay_s)
-
-    def _publish(self, endpoint: str, reading: PowerReadings) -> None:
-        with self._changed:
-            self._readings[endpoint] = deepcopy(reading)
-            self._count += 1
-            self._changed.notify_all()
 
 
 def _devices(config: ZeusdConfig) -> tuple[dict[str, int], dict[int, bool]]:
