@@ -16,7 +16,6 @@ from zeus.job import Job
 from zeus.optimizer.batch_size.endings import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.knowledge import Place, load
-from zeus.policy.recurrence import give
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
@@ -169,9 +168,6 @@ class ZeusMaster:
             logdir = _unused(self.build_logdir(job, num_recurrence, eta_knob, beta_knob))
             records = Records(logdir)
             records.add("job", **begun_with)
-            if known is not None:
-                records.add("knowledge", text=known.to_json())
-                give(policy, job, known)
         else:
             logdir, records = found
         with (
@@ -183,7 +179,7 @@ class ZeusMaster:
             training = Training(
                 self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, records
             )
-            return training.run(num_recurrence)
+            return training.run(num_recurrence, known)
 
     def run_job(
         self,

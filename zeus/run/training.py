@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import InitVar, asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Training:
-    """A job that a master trains: its policy and its records."""
+    """A job that a master trains: its policy and its records.
+
+    Its state follows from its records: `_record` writes each, and then applies it. A process that
+    resumes the job applies the records of the one before.
+    """
 
     master: ZeusMaster
     job: Job
@@ -40,13 +44,25 @@ class Training:
         self._recurrences = Recurrences(self.policy, self.job, beta_knob)
         self._history: list[HistoryEntry] = []
         self._runs = 0
+        self._now: Start | None = None  # the run that has begun and not ended
 
-    def run(self, num_recurrence: int) -> list[HistoryEntry]:
-        """Trains until the job has recurred this many times."""
+    def run(self, num_recurrence: int, known: Knowledge | None) -> list[HistoryEntry]:
+        """Trains until the job has recurred this many times.
+
+        Args:
+            known: Knowledge for a job that starts; one that is resumed has that of its start.
+        """
         try:
-            self._go_on()
+            if not self.records.rows and known is not None:
+                self._record("knowledge", text=known.to_json())
+            for row in self.records.rows:
+                self._apply(row)
+            if self._runs or self._now is not None:
+                print(f"[ZeusMaster] goes on after {self._runs} runs")
+            if self._now is not None:
+                self._resume(self._now)
             while self._recurrences.recurrence <= num_recurrence:
-                self._try(self._recurrences.begin())
+                self._train(self._recurrences.begin())
         except UnreachableTargetError:
             self.records.add("over")  # starting over would give the same result
             raise
@@ -56,28 +72,33 @@ class Training:
             save(self.master.knowledge, replace(learnt, place=self.master.place))
         return self._history
 
-    def _go_on(self) -> None:
-        """Resumes from the records of an earlier process."""
-        begun = None
-        for row in self.records.rows:
-            kind = row["kind"]
-            if kind == "knowledge":  # of the arguments it began with, not the present ones
-                give(self.policy, self.job, Knowledge.from_json(row["text"]))
-            elif kind == "begun":  # perhaps again: a run that was killed may have been restarted
-                begun = row
-            elif begun is not None and kind in ("ended", "left out"):
-                self._recurrences.begin()  # so that the policy's random draws are the same
-                begun = None
-                if kind == "left out":
-                    self._leave_out(row["batch_size"])
-                else:
-                    entry = row["entry"]
-                    self._observe(Run(**row["run"]), entry and HistoryEntry(**entry))
-        if any(row["kind"] == "begun" for row in self.records.rows):
-            print(f"[ZeusMaster] goes on after {self._runs} runs")
-        if begun is None:
-            return
-        now = self._recurrences.begin()
+    def _record(self, kind: str, **row: Any) -> None:
+        self.records.add(kind, **row)
+        self._apply({"kind": kind, **row})
+
+    def _apply(self, row: dict[str, Any]) -> None:
+        kind = row["kind"]
+        if kind == "knowledge":  # of the arguments it began with, not the present ones
+            give(self.policy, self.job, Knowledge.from_json(row["text"]))
+        elif kind == "begun":
+            # Perhaps again: a run that was killed may have been restarted. So that a resumed
+            # policy's random draws are the same, it is asked, too.
+            self._now = self._now or self._recurrences.begin()
+        elif kind == "left out":
+            self._now = None
+            assert isinstance(self.policy, Excludes)
+            out = [size for size in self.batch_sizes if size >= row["batch_size"]]
+            self.policy.exclude(self.job, out)
+        elif kind == "ended":
+            self._now = None
+            self._runs += 1
+            if row["entry"] is not None:
+                self._history.append(HistoryEntry(**row["entry"]))
+                files.write_history(self.logdir, self._history)
+            self._recurrences.observe(Run(**row["run"]))
+
+    def _resume(self, now: Start) -> None:
+        """Ends the run that a process before has begun."""
         job_id = files.job_id(now.recurrence, now.number)
         log_path = files.train_log(self.logdir, job_id)
         if still_trains(log_path):
@@ -87,19 +108,15 @@ class Training:
         if result is not None:
             self._collect(now, result)
         else:
-            self._try(now)
+            self._train(now)
 
-    def _try(self, now: Start) -> None:
+    def _train(self, now: Start) -> None:
         """Trains one run."""
         master, size = self.master, now.batch_size
         job_id = files.job_id(now.recurrence, now.number)
         files.train_json(self.logdir, job_id, size).unlink(missing_ok=True)
-        self.records.add(
-            "begun",
-            recurrence=now.recurrence,
-            number=now.number,
-            batch_size=size,
-        )
+        self._now = now
+        self._record("begun", recurrence=now.recurrence, number=now.number, batch_size=size)
         try:
             energy, seconds, reached = master.run_job(
                 self.job,
@@ -133,26 +150,23 @@ class Training:
         if any(entry.bs == size for entry in self._history):
             raise error
         larger = size > (self.job.default_bs or 0)
-        if error.out_of_memory and larger and self._leave_out(size):
+        if error.out_of_memory and larger and isinstance(self.policy, Excludes):
             # It says nothing about the target: as if the size had not been tried.
             print(
                 f"[ZeusMaster] {error}\nGPU memory does not suffice for batch size {size} or more"
             )
-            self.records.add("left out", batch_size=size)
+            self._record("left out", batch_size=size)
             return
         if not self._history:
             raise error
         # Other sizes trained, this one never did.
-        run = Run(size, 0.0, converged=False)
         print(
             f"[ZeusMaster] {error}\nbatch size {size} counts as one that does not reach the target"
         )
-        self.records.add("ended", run=asdict(run), entry=None)
-        self._observe(run, None)
+        self._record("ended", run=asdict(Run(size, 0.0, converged=False)), entry=None)
 
     def _collect(self, now: Start, result: TrainResult) -> None:
         """Handles the result of a run."""
-        bound = None if math.isinf(now.cost_bound) else now.cost_bound
         run = Run(
             batch_size=now.batch_size,
             # Of the GPUs that it trained on, which may not be all visible ones.
@@ -160,30 +174,14 @@ class Training:
             converged=result.reached,
             epochs=result.num_epochs or None,
             overhead=result.overhead,
-            cost_bound=bound,
+            cost_bound=None if math.isinf(now.cost_bound) else now.cost_bound,
             stopped_by_cost=result.stopped_by_cost,
             utilization=result.utilization,
         )
-        entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
-        self.records.add("ended", run=asdict(run), entry=asdict(entry))
         outcome = _described(run, result.time)
         print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {outcome}")
-        self._observe(run, entry)
-
-    def _observe(self, run: Run, entry: HistoryEntry | None) -> None:
-        self._runs += 1
-        if entry is not None:
-            self._history.append(entry)
-            files.write_history(self.logdir, self._history)
-        self._recurrences.observe(run)
-
-    def _leave_out(self, batch_size: int) -> bool:
-        """Excludes this size and larger ones, which do not fit into the GPU's memory. Returns False
-        if the policy cannot exclude them."""
-        if not isinstance(self.policy, Excludes):
-            return False
-        self.policy.exclude(self.job, [one for one in self.batch_sizes if one >= batch_size])
-        return True
+        entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
+        self._record("ended", run=asdict(run), entry=asdict(entry))
 
 
 def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
