@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from zeus.simulate.results import RunRow, Series, series
+from zeus_ipc.text import count
+
+_energy: Callable[[RunRow], float] = attrgetter("energy")
+_time: Callable[[RunRow], float] = attrgetter("time")
+_cost: Callable[[RunRow], float] = attrgetter("cost")
 
 
 def tables(rows: Iterable[RunRow]) -> str:
@@ -21,11 +27,10 @@ def tables(rows: Iterable[RunRow]) -> str:
 def _table(jobs: Sequence[Series]) -> str:
     first = jobs[0].runs[0]
     datasets = list(dict.fromkeys(job.runs[0].dataset for job in jobs))
-    count = sum(len(job.costs) for job in jobs)
     what = f"{first.dataset}, {first.network}, {first.optimizer}" if len(datasets) == 1 else ""
     heading = (
         f"{first.policy}: {what or f'{len(datasets)} workloads'} on {first.gpu}, "
-        f"{_count(len(jobs), 'job')}, {_count(count, 'recurrence')}, "
+        f"{count(len(jobs), 'job')}, {count(sum(len(job.costs) for job in jobs), 'recurrence')}, "
         f"eta {first.eta_knob:g}, beta {first.beta_knob:g}"
     )
     lines = _by_dataset(jobs, datasets) if len(datasets) > 1 else _by_batch_size(jobs)
@@ -103,21 +108,5 @@ def _against_default(jobs: Sequence[Series]) -> tuple[float, float, float]:
     )
 
 
-def _energy(row: RunRow) -> float:
-    return row.energy
-
-
-def _time(row: RunRow) -> float:
-    return row.time
-
-
-def _cost(row: RunRow) -> float:
-    return row.cost
-
-
 def _mean(rows: Sequence[RunRow], of: Callable[[RunRow], float]) -> float:
     return sum(map(of, rows)) / len(rows)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
