@@ -9,7 +9,8 @@ as much as it explains.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -197,70 +198,71 @@ class Model:
         return tallies, {at: h for at, h in hints.items() if h.variance > 1e-6}, missed
 
 
+@dataclass(frozen=True)
 class GPFit:
     """What is believed of the curves, whose sum is the logarithm of a run's cost, J, and of the
     coins.
 
     Attributes:
-        log_cost: Mean logarithm of the cost of a run that reaches the target, shape (sizes,).
-        noise: Standard deviation of the logarithm of a run's cost.
+        level: Logarithm of the cost that the curves are relative to.
+        epoch: Of the cost of an epoch; None where one curve is of the product.
+        tallies: Logarithms of the epochs, or of the product, seen at each size.
+        hints: What is thought of sizes that missed.
+        curve: Their model.
+        reach: Of the coins.
+        most_epochs: Logarithm of the job's maximum, as in `tallies`; None where that is not known.
     """
 
-    def __init__(
-        self,
-        level: float,
-        epoch: Belief | None,
-        tallies: dict[int, Tally],
-        hints: dict[int, Hint],
-        curve: CurveModel,
-        reach: Reach,
-        most_epochs: float | None,
-    ) -> None:
-        self._level = level
-        self._epoch = epoch
-        self._tallies = tallies
-        self._hints = hints
-        self._curve = curve
-        self._epochs = curve.learn(tallies, hints=hints)
-        self._most_epochs = most_epochs
-        self.noise = math.sqrt(self._epochs.noise_variance)
-        self.reach = reach
-        self.log_cost: Array = level + self._epochs.mean + (0.0 if epoch is None else epoch.mean)
+    level: float
+    epoch: Belief | None
+    tallies: dict[int, Tally]
+    hints: dict[int, Hint]
+    curve: CurveModel
+    reach: Reach
+    most_epochs: float | None
+
+    @cached_property
+    def _epochs(self) -> Belief:
+        return self.curve.learn(self.tallies, hints=self.hints)
+
+    @cached_property
+    def log_cost(self) -> Array:
+        """Mean logarithm of the cost of a run that reaches the target, shape (sizes,)."""
+        epoch = 0.0 if self.epoch is None else self.epoch.mean
+        return np.asarray(self.level + self._epochs.mean + epoch)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the logarithm of a run's cost."""
+        return math.sqrt(self._epochs.noise_variance)
 
     def draw(self, rng: np.random.Generator, draws: int) -> tuple[Array, Array]:
         """Logarithms of the cost of a run that reaches the target, and of one that takes all its
         epochs (infinite where that is not known); each of shape (draws, sizes)."""
-        epochs = self._level + self._epochs.draw(rng, draws)
-        if self._epoch is None or self._most_epochs is None:
+        epochs = self.level + self._epochs.draw(rng, draws)
+        if self.epoch is None or self.most_epochs is None:
             return epochs, np.full_like(epochs, np.inf)
-        epoch = self._epoch.draw(rng, draws)
-        return epochs + epoch, self._level + self._most_epochs + epoch
+        epoch = self.epoch.draw(rng, draws)
+        return epochs + epoch, self.level + self.most_epochs + epoch
 
     def curves(self) -> tuple[Array, Array] | None:
         """Mean logarithms of the epochs and of an epoch's cost, both but for a constant; None where
         they are not known apart."""
-        return None if self._epoch is None else (self._epochs.mean, self._epoch.mean)
+        return None if self.epoch is None else (self._epochs.mean, self.epoch.mean)
 
     def missed(self) -> Array:
         """Mean of the second of `draw`, shape (sizes,)."""
-        if self._epoch is None or self._most_epochs is None:
+        if self.epoch is None or self.most_epochs is None:
             return np.full_like(self.log_cost, np.inf)
-        return np.asarray(self._level + self._most_epochs + self._epoch.mean)
+        return np.asarray(self.level + self.most_epochs + self.epoch.mean)
 
     def with_pending(self, sizes: list[int]) -> GPFit:
         """As if runs of these sizes had ended, with as many epochs as expected."""
-        more = dict(self._tallies)
+        more = dict(self.tallies)
         for i in sizes:
             _add(more, i, float(self._epochs.mean[i]))
-        return GPFit(
-            self._level,
-            self._epoch,
-            more,
-            {at: hint for at, hint in self._hints.items() if at not in sizes},
-            self._curve,
-            self.reach,
-            self._most_epochs,
-        )
+        hints = {at: hint for at, hint in self.hints.items() if at not in sizes}
+        return replace(self, tallies=more, hints=hints)
 
 
 def _add(tallies: dict[int, Tally], at: int, value: float, weight: float = 1.0) -> None:

@@ -49,8 +49,8 @@ class Estimate:
 
     Attributes:
         batch_size: The batch size.
-        mean: Expected cost of a run that reaches the target, J (its median, where costs are taken
-            to be lognormal); None while nothing is known.
+        mean: Expected cost of a run that reaches the target, J (for `gp` its median); None while
+            nothing is known.
         low: Lower end of the 90 % interval of the expected cost, J; None while nothing is known.
         high: Its upper end, J.
         probability_best: Probability that no other size costs less.
@@ -168,6 +168,17 @@ class Excludes(Protocol):
 
     def exclude(self, job: Job, batch_sizes: Sequence[int]) -> None:
         """Never chooses these sizes again: there is no memory for them."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A policy with a model of the costs; else those of a size are the mean of its runs."""
+
+    def best(self, job: Job) -> int | None:
+        """The cheapest of the sizes that have reached the target; None where none has."""
+
+    def estimates(self, job: Job) -> list[Estimate]:
+        """What is believed of each batch size, in ascending order."""
 
 
 class PowerLimitOptimizer(ABC):

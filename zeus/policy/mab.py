@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zeus.policy.interface import Estimate
 from zeus.utils.warn import warn
 
 Array = NDArray[np.float64]
-
-_DRAWS = 4000
-_NORMAL_95 = 1.645
-"""Of a normal distribution 90 % lies within so many standard deviations."""
 
 
 class GaussianTS:
@@ -135,36 +130,3 @@ def precision_of(rewards: Array) -> float:
     """Precision of rewards by their own (population) variance; infinite where all are equal."""
     variance = float(np.var(rewards))
     return float("inf") if variance == 0 else float(np.reciprocal(variance))
-
-
-def of_arms(
-    mab: GaussianTS | None, batch_sizes: Sequence[int], runs: Mapping[int, int]
-) -> list[Estimate]:
-    """What a bandit believes of the cost of each batch size.
-
-    Args:
-        mab: The bandit; None while there is none.
-        batch_sizes: All sizes, also those that have no arm (any more).
-        runs: Runs observed of each size.
-    """
-    arms = [arm for arm in mab.arms if mab.arm_num_observations[arm]] if mab else []
-    best: dict[int, float] = {}
-    if mab and arms:
-        means = np.array([-mab.arm_param_mean[arm] for arm in arms])
-        deviations = np.array([deviation(mab.arm_param_prec[arm]) for arm in arms])
-        # Draws of its own: asking must not change what is chosen next.
-        draws = np.random.default_rng(0).normal(means, deviations, (_DRAWS, len(arms)))
-        wins = np.bincount(draws.argmin(axis=1), minlength=len(arms)) / _DRAWS
-        best = dict(zip(arms, wins.tolist(), strict=True))
-    found = []
-    for size in sorted(batch_sizes):
-        mean = low = high = None
-        if mab and size in best:
-            mean = -mab.arm_param_mean[size]
-            reach = _NORMAL_95 * deviation(mab.arm_param_prec[size])
-            low, high = mean - reach, mean + reach
-        explored = mab is None or size in mab.arms
-        found.append(
-            Estimate(size, mean, low, high, best.get(size, 0.0), runs.get(size, 0), explored)
-        )
-    return found

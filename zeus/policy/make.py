@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zeus.policy.gp import GPBatchSizeOptimizer
+from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.pruning import GTSBatchSizeOptimizer, PruningGTSBatchSizeOptimizer
-
-SharedPolicy = GPBatchSizeOptimizer | PruningGTSBatchSizeOptimizer
-"""The policies of this package, which can all be used for runs that overlap."""
-
-POLICIES = ("gp", "pruning-gts", "gts")
-"""Names that `make_policy` knows; the first is the default."""
 
 
 def make_policy(
@@ -24,7 +21,7 @@ def make_policy(
     concurrency: bool = False,
     replay: bool = False,
     verbose: bool = False,
-) -> SharedPolicy:
+) -> BatchSizeOptimizer:
     """A policy.
 
     Args:
@@ -45,10 +42,9 @@ def make_policy(
         ValueError: There is no policy of this name.
     """
     seed = 123456 if seed is None else seed
-    if name == "gp":
-        return GPBatchSizeOptimizer(window_size=window_size, seed=seed, verbose=verbose)
-    if name == "pruning-gts":
-        return PruningGTSBatchSizeOptimizer(
+    policies: dict[str, Callable[[], BatchSizeOptimizer]] = {
+        "gp": lambda: GPBatchSizeOptimizer(window_size, seed, verbose),
+        "pruning-gts": lambda: PruningGTSBatchSizeOptimizer(
             prior_mean,
             prior_precision,
             window_size,
@@ -58,9 +54,11 @@ def make_policy(
             num_pruning_rounds=num_pruning_rounds,
             num_exploration=num_exploration,
             replay=replay,
-        )
-    if name == "gts":
-        return GTSBatchSizeOptimizer(
+        ),
+        "gts": lambda: GTSBatchSizeOptimizer(
             True, 0.0, prior_mean, prior_precision, num_exploration, seed, verbose, replay=replay
-        )
-    raise ValueError(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
+        ),
+    }
+    if name not in policies:
+        raise ValueError(f"there is no policy {name!r}; there are {', '.join(policies)}")
+    return policies[name]()

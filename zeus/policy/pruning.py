@@ -7,15 +7,14 @@ Training", NSDI 2023, section 4.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Estimate
-from zeus.policy.mab import Array, GaussianTS, of_arms, precision_of
+from zeus.policy.interface import BatchSizeOptimizer
+from zeus.policy.mab import Array, GaussianTS, precision_of
 from zeus_ipc.overriding import override
 
 NOTHING = 0
@@ -149,7 +148,6 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         self.mabs: dict[Job, GaussianTS] = {}
         self.exp_manager: dict[Job, PruningExploreManager] = {}
         self.history: dict[Job, list[tuple[int, float]]] = {}
-        self._sizes: dict[Job, list[int]] = {}
         # Of each size that reached the target the lowest cost.
         self._reached: dict[Job, dict[int, float]] = defaultdict(dict)
 
@@ -167,7 +165,6 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
     def _register(self, job: Job, batch_sizes: list[int], default: int) -> None:
         self.exp_manager[job] = PruningExploreManager(batch_sizes, default, self.num_pruning_rounds)
         self.history[job] = []
-        self._sizes[job] = sorted(batch_sizes)
 
     @override
     def predict(self, job: Job) -> int:
@@ -217,30 +214,6 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         expected = walk.wanted if self.replay else walk.expecting
         if not self.concurrency or expected == batch_size:
             walk.report_batch_size_result(batch_size, cost, bool(converged))
-
-    def best(self, job: Job) -> int | None:
-        """The cheapest of the sizes that have reached the target; None where none has."""
-        means = {
-            one.batch_size: one.mean
-            for one in self.estimates(job)
-            if one.explored and one.mean is not None and one.batch_size in self._reached[job]
-        }
-        return min(means, key=lambda size: means[size], default=None)
-
-    def estimates(self, job: Job) -> list[Estimate]:
-        """What is believed of each batch size, in ascending order, from its own runs."""
-        runs = Counter(size for size, _ in self.history[job])
-        if self.exp_manager[job].wanted is None:
-            return of_arms(self._mab(job), self._sizes[job], runs)
-        # Still pruning: what each size's runs tell by themselves.
-        seen = GaussianTS(sorted(runs), 0.0, self.prior_mean, self.prior_precision, verbose=False)
-        for size in runs:
-            self._fit(seen, job, size)
-        left = set(self.exp_manager[job].batch_sizes)
-        return [
-            replace(one, explored=one.batch_size in left)
-            for one in of_arms(seen, self._sizes[job], runs)
-        ]
 
     def _mab(self, job: Job) -> GaussianTS:
         if job not in self.mabs:
@@ -321,7 +294,7 @@ class GTSBatchSizeOptimizer(PruningGTSBatchSizeOptimizer):
         """Raises:
         ValueError: The job has no such batch size.
         """
-        if batch_size not in self._sizes[job]:
+        if batch_size not in self.exp_manager[job].batch_sizes:
             raise ValueError(f"{batch_size} is none of the batch sizes of {job}")
         super().observe(job, batch_size, cost, converged)
 

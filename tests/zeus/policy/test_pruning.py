@@ -140,35 +140,6 @@ def test_a_replayed_log_advances_the_walk_and_predicts_beside_other_runs() -> No
     assert policy.predict(JOB) == 8
 
 
-def test_reading_estimates_changes_no_choice() -> None:
-    def chosen(ask: bool) -> list[int]:
-        policy = Pruning(verbose=False, seed=5)
-        policy.register_job(JOB, SIZES)
-        rng = random.Random(2)
-        sizes = []
-        for _ in range(40):
-            sizes.append(policy.predict(JOB))
-            policy.observe(JOB, sizes[-1], rng.gauss(100, 5), True)
-            if ask:
-                policy.estimates(JOB)
-        return sizes
-
-    assert chosen(ask=True) == chosen(ask=False)
-
-
-def test_estimates_cover_every_size_and_their_probabilities_add_up() -> None:
-    policy = Pruning(verbose=False)
-    policy.register_job(JOB, SIZES)
-    for reached in (True, True, False):
-        size = policy.predict(JOB)
-        policy.observe(JOB, size, float(size), reached)
-    believed = {e.batch_size: e for e in policy.estimates(JOB)}
-    assert sorted(believed) == SIZES
-    assert believed[64].runs == 1
-    assert believed[8].mean is None
-    assert sum(e.probability_best for e in believed.values()) == pytest.approx(1)
-
-
 # --- the bandit -------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ A decision reads only the trials that have changed since the last one.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,53 +17,44 @@ from zeus.optimizer.batch_size.tables import trials
 from zeus.optimizer.batch_size.trials import JobRecord
 
 MOST_JOBS = 200
-
-
-class KnownJobs:
-    """The most recently used jobs. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[str, KnownJob] = OrderedDict()
-
-    @contextmanager
-    def of(self, job_id: str) -> Iterator[KnownJob]:
-        """Locks a job for this thread; drops it after an error."""
-        with self._lock:
-            entry = self._entries.setdefault(job_id, KnownJob())
-            self._entries.move_to_end(job_id)
-            while len(self._entries) > MOST_JOBS:
-                self._entries.popitem(last=False)
-        with entry.lock:
-            try:
-                yield entry
-            except BaseException:
-                entry.known = None
-                raise
+"""So many jobs are kept, the most recently used."""
 
 
 class KnownJob:
-    """A job locked by one thread."""
+    """The knowledge about one job."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.known: Known | None = None
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._lock = threading.Lock()
+        self._known: Known | None = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other threads out; forgets everything after an error."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self.forget()
+                raise
+
+    def forget(self) -> None:
+        """Reads everything again."""
+        self._known = None
 
     def now(self, connection: Connection, job: JobRecord) -> Known:
-        """Returns the knowledge about it as of this transaction."""
-        known = self.known
+        """Returns the knowledge as of this transaction."""
+        known = self._known
         if known is None or not _same(known.job, job):
-            known = self.known = Known(job)
+            known = self._known = Known(job)
         if known.job.changes != job.changes or not known.last_trial:
-            since = or_(
+            changed = or_(
                 trials.c.end_order > known.job.changes,
                 trials.c.number > known.last_trial,
                 trials.c.status == "running",
             )
-            if not known.last_trial:
-                since = trials.c.number > 0
-            changed = select(trials).where((trials.c.job_id == job.job_id) & since)
-            known.update(job, [trial_of(row) for row in connection.execute(changed)])
+            query = select(trials).where((trials.c.job_id == self._job_id) & changed)
+            known.update(job, [trial_of(row) for row in connection.execute(query)])
         return known
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 try:
@@ -23,11 +23,12 @@ except ImportError:
     raise ImportError("choosing batch sizes needs numpy: pip install 'zeusd[bso-server]'") from None
 
 from zeus.job import Job
+from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
-from zeus.policy.interface import Estimate, Run
+from zeus.policy.interface import BatchSizeOptimizer, Estimate, Explains, Run
 from zeus.policy.knowledge import Knowledge
-from zeus.policy.make import SharedPolicy, make_policy
+from zeus.policy.make import make_policy
 from zeus.policy.recurrence import Runs, Start, give, learned
 
 CRASHES = 2
@@ -36,6 +37,10 @@ CRASHES = 2
 SILENT = 5
 """And after this many consecutive runs that were lost before their first epoch: if the whole
 machine crashes, nothing can report it."""
+
+_DRAWS = 4000
+_NORMAL_95 = 1.645
+"""90 % of a normal distribution lies within so many standard deviations."""
 
 _FOR_ESTIMATES = 0
 """Trials count from 1; estimates use this number as the seed."""
@@ -92,7 +97,7 @@ class Known:
         self._trials: dict[int, Trial] = {}
         self._observed: list[Trial] = []
         self._kept_out = _KeptOut(job)
-        self._policy: SharedPolicy | None = None
+        self._policy: BatchSizeOptimizer | None = None
         self.update(job, trials)
 
     @property
@@ -117,20 +122,18 @@ class Known:
             before = self._trials.get(trial.number)
             self._trials[trial.number] = trial
             self.last_trial = max(self.last_trial, trial.number)
-            if before is not None and not before.running and before.status != trial.status:
-                again = True  # an ended trial is running again, or has reached its target after all
-            if not trial.running and (before is None or before.status != trial.status):
+            if before is not None and not before.running:
+                # An ended trial may run again, or have reached its target after all.
+                again |= before.status != trial.status
+            elif not trial.running:
                 ended.append(trial)
         self.job = job
-        ended.sort(key=lambda trial: trial.order)
         if again:
-            self._kept_out = _KeptOut(job)
-            ended_all = [trial for trial in self._trials.values() if not trial.running]
-            for trial in sorted(ended_all, key=lambda trial: trial.order):
-                self._kept_out.add(trial)
-        else:
-            for trial in ended:
-                self._kept_out.add(trial)
+            self._kept_out, self._observed, self._policy = _KeptOut(job), [], None
+            ended = [trial for trial in self._trials.values() if not trial.running]
+        ended.sort(key=lambda trial: trial.order)
+        for trial in ended:
+            self._kept_out.add(trial)
         newly_observed = [trial for trial in ended if trial.status == "ok"]
         self._observed += newly_observed
         if self._policy is not None and self._left() == self._sizes:
@@ -154,7 +157,13 @@ class Known:
 
     def best(self) -> int | None:
         """Returns the cheapest size that has reached the target; None if none has."""
-        return self._ready().best(self._as_known) if self._left() else None
+        if not self._left():
+            return None
+        policy = self._ready()
+        if isinstance(policy, Explains):
+            return policy.best(self._as_known)
+        means = {size: float(np.mean(costs)) for size, costs in self._costs().items() if costs}
+        return min(means, key=lambda size: means[size], default=None)
 
     def analyze(self) -> Analysis:
         """Returns the estimates, the best size, and the regret."""
@@ -163,7 +172,12 @@ class Known:
         found: dict[int, Estimate] = {}
         if self._left():
             policy = self._ready()
-            found = {one.batch_size: one for one in policy.estimates(self._as_known)}
+            believed = (
+                policy.estimates(self._as_known)
+                if isinstance(policy, Explains)
+                else measured(self._costs(), runs)
+            )
+            found = {one.batch_size: one for one in believed}
         estimates = [
             found.get(size, Estimate(size, None, None, None, 0.0, runs[size], explored=False))
             for size in spec.batch_sizes
@@ -180,10 +194,18 @@ class Known:
 
     # --------------------------------------------------------------------------------- internals
 
+    def _costs(self) -> dict[int, list[float]]:
+        """Returns what the runs that reached the target cost, J, by the sizes that are left."""
+        costs: dict[int, list[float]] = {size: [] for size in self._left()}
+        for trial in self._observed:
+            if trial.converged and trial.batch_size in costs:
+                costs[trial.batch_size].append(self.job.cost(trial.energy, trial.time))
+        return costs
+
     def _left(self) -> list[int]:
         return [size for size in self.job.spec.batch_sizes if size not in self.excluded]
 
-    def _ready(self) -> SharedPolicy:
+    def _ready(self) -> BatchSizeOptimizer:
         """Returns the policy, which knows all runs."""
         if self._policy is None:
             self._policy = self._make()
@@ -191,7 +213,7 @@ class Known:
                 self._observe(trial)
         return self._policy
 
-    def _make(self) -> SharedPolicy:
+    def _make(self) -> BatchSizeOptimizer:
         """Makes the policy, and `_as_known`, the job in its form."""
         spec, left = self.job.spec, self._left()
         if not left:
@@ -201,16 +223,7 @@ class Known:
                 + ". Once the cause is gone, release the job (bso release)",
                 409,
             )
-        policy = make_policy(
-            spec.policy,
-            seed=_seed(self.job, _FOR_ESTIMATES),
-            window_size=spec.window_size,
-            prior_mean=spec.mab_prior_mean,
-            prior_precision=spec.mab_prior_precision,
-            num_exploration=spec.mab_num_explorations,
-            num_pruning_rounds=spec.num_pruning_rounds,
-            replay=True,
-        )
+        policy = policy_of(spec, _seed(self.job, _FOR_ESTIMATES))
         self._sizes = left
         self._as_known = Job(
             dataset=spec.job_id,
@@ -268,9 +281,52 @@ class _KeptOut:
         self.sizes = dict(sorted(found.items()))
 
 
+def measured(costs: Mapping[int, Sequence[float]], runs: Mapping[int, int]) -> list[Estimate]:
+    """Estimates each batch size by the mean of its own runs.
+
+    Args:
+        costs: Of each size, what its runs that reached the target cost, J.
+        runs: Of each size, its runs.
+    """
+    found = {size: Estimate(size, None, None, None, 0.0, runs[size]) for size in costs}
+    known = [size for size in costs if costs[size]]
+    if known:
+        means = np.array([np.mean(costs[size]) for size in known])
+        errors = np.array([np.std(costs[size]) / math.sqrt(len(costs[size])) for size in known])
+        draws = np.random.default_rng(0).normal(means, errors, (_DRAWS, len(known)))
+        wins = np.bincount(draws.argmin(axis=1), minlength=len(known)) / _DRAWS
+        for size, mean, error, best in zip(known, means, errors, wins, strict=True):
+            low, high = mean - _NORMAL_95 * error, mean + _NORMAL_95 * error
+            found[size] = Estimate(
+                size, float(mean), float(low), float(high), float(best), runs[size]
+            )
+    return list(found.values())
+
+
 def analyze(job: JobRecord, trials: Sequence[Trial]) -> Analysis:
     """Analyzes a job; see `Known.analyze`."""
     return Known(job, trials).analyze()
+
+
+def policy_of(spec: CreatedJob, seed: int = 0) -> BatchSizeOptimizer:
+    """Makes the policy of a job.
+
+    Raises:
+        ZeusBSORuntimeError: There is no policy of this name (422).
+    """
+    try:
+        return make_policy(
+            spec.policy,
+            seed=seed,
+            window_size=spec.window_size,
+            prior_mean=spec.mab_prior_mean,
+            prior_precision=spec.mab_prior_precision,
+            num_exploration=spec.mab_num_explorations,
+            num_pruning_rounds=spec.num_pruning_rounds,
+            replay=True,
+        )
+    except ValueError as error:
+        raise ZeusBSORuntimeError(f"policy: {error}", 422) from None
 
 
 def _seed(job: JobRecord, number: int) -> int:

@@ -127,8 +127,9 @@ class BatchSizeOptimizer(OfProcess, Callback):
         self._trials: Trials | None = None
         self._away = ""
         try:
-            self._register(wait_s)
+            self._opened(wait_s)
         except ZeusBSORuntimeError as error:
+            self._close()
             if not may_pass(error):
                 raise
             self._away = str(error).rstrip(".")
@@ -248,19 +249,16 @@ class BatchSizeOptimizer(OfProcess, Callback):
                 f"training with batch size {self.current_batch_size} is given up: {run.message}"
             )
 
-    def _register(self, wait_s: float) -> Trials:
-        """Opens the store, and registers the job."""
-        if self._trials is None:
-            self._trials = patiently(self._connect, wait_s)
-        trials = self._trials
+    def _opened(self, wait_s: float) -> Trials:
+        """Opens the store, and registers the job if it was not registered yet."""
+        trials = self._trials = self._trials or patiently(self._connect, wait_s)
         if self._registered is None:
-            try:
-                self._registered = patiently(lambda: trials.register(self._job), wait_s)
-            except ZeusBSORuntimeError:
-                self._close()
-                raise
-            self.job = self._registered
+            patiently(lambda: self._register(trials), wait_s)
         return trials
+
+    def _register(self, trials: Trials) -> str:
+        self.job = self._registered = trials.register(self._job)
+        return self._registered.job_id
 
     def _close(self) -> None:
         trials, self._trials = self._trials, None
@@ -270,13 +268,14 @@ class BatchSizeOptimizer(OfProcess, Callback):
     def _begin(self) -> ActiveRun:
         wait_s = 0.0 if self._away else self._wait_s
         try:
-            trial = self._new_trial(wait_s)
+            trials = self._opened(wait_s)
+            trial = self._new_trial(trials, wait_s)
         except ZeusBSORuntimeError as error:
             self._close()
             if self._raises and not may_pass(error):
                 raise
             return self._without(self._away or str(error).rstrip("."))
-        self._away = ""
+        self._away, self._trials = "", None  # the link closes it
         if trial.best_batch_size is not None:
             self._best.put(self._job, trial.best_batch_size)
         self.current_batch_size, self.trial_number = trial.batch_size, trial.trial_number
@@ -287,33 +286,27 @@ class BatchSizeOptimizer(OfProcess, Callback):
             trial.batch_size,
             "never" if trial.cost_bound is None else f"before it costs {trial.cost_bound:.4g} J",
         )
-        trials, self._trials = self._trials, None  # closed by the link
-        assert trials is not None
         return self._new_run(trial, Link(trials, trial, self._wait_s))
 
-    def _new_trial(self, wait_s: float) -> NewTrial:
+    def _new_trial(self, trials: Trials, wait_s: float) -> NewTrial:
         """Returns a trial of this run: a new one, or the one it had before it was stopped."""
         for number in itertools.count(1):
             key = uuid.uuid4().hex
             if self._run_id is not None:
                 key = self._run_id if number == 1 else f"{self._run_id}#{number}"
-            trial = self._ask_for_trial(key, wait_s)
+            trial = patiently(functools.partial(self._ask_for_trial, trials, key), wait_s)
             if trial.reason is None:  # the ended one was another run with this name
                 return trial
         raise AssertionError
 
-    def _ask_for_trial(self, key: str, wait_s: float) -> NewTrial:
-        for again in (False, True):
-            trials = self._register(wait_s)
-            assert self._registered is not None
-            job_id = self._registered.job_id
-            try:
-                return patiently(functools.partial(trials.begin_trial, job_id, key), wait_s)
-            except ZeusBSORuntimeError as error:
-                if error.status != 404 or again:
-                    raise
-            self._registered = None  # someone has deleted the job
-        raise AssertionError
+    def _ask_for_trial(self, trials: Trials, key: str) -> NewTrial:
+        assert self._registered is not None
+        try:
+            return trials.begin_trial(self._registered.job_id, key)
+        except ZeusBSORuntimeError as error:
+            if error.status != 404:
+                raise
+            return trials.begin_trial(self._register(trials), key)  # someone has deleted the job
 
     def _without(self, why: str) -> ActiveRun:
         """Creates a run without a stored trial."""

@@ -13,7 +13,8 @@ import click
 
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
-from zeus.optimizer.batch_size.sources import Source, open_database, open_source
+from zeus.optimizer.batch_size.sources import open_database, open_source
+from zeus_ipc.text import count, duration
 from zeus_ipc.wire import explain
 
 APP = "zeus.optimizer.batch_size.server.router:app"
@@ -163,7 +164,7 @@ def serve(
 def jobs(db: str | None, server: str | None, as_json: bool) -> None:
     """List the jobs."""
     with open_source(db, server) as source:
-        found = source.jobs()
+        found = source.summaries()
     if as_json:
         _print_json(found)
         return
@@ -195,7 +196,7 @@ def jobs(db: str | None, server: str | None, as_json: bool) -> None:
 def show(job: str, db: str | None, server: str | None, as_json: bool) -> None:
     """Show a job: estimates for its batch sizes, and its trials."""
     with open_source(db, server) as source:
-        found = source.job(job)
+        found = source.details(job)
     if as_json:
         _print_json(found)
         return
@@ -278,7 +279,7 @@ def state(trial: dict[str, Any]) -> str:
 def export(job: str, output: str, db: str | None, server: str | None) -> None:
     """Write a job's trials as CSV. Units are in the columns' names."""
     with open_source(db, server) as source:
-        trials = source.job(job)["trials"]
+        trials = source.details(job)["trials"]
     columns = ["job_id", *_COLUMNS]
     try:
         with click.open_file(output, "w", encoding="utf-8") as file:
@@ -317,16 +318,14 @@ _COLUMNS = (
 def delete(job: str, yes: bool, db: str | None, server: str | None) -> None:
     """Delete a job and all its trials."""
     with open_source(db, server) as source:
-        _confirm(source, job, yes)
+        _confirm(job, len(source.details(job)["trials"]), yes)
         source.delete(job)
     click.echo(f"job {job} is deleted")
 
 
-def _confirm(source: Source, job: str, yes: bool) -> None:
-    found = source.job(job)
+def _confirm(job: str, count: int, yes: bool) -> None:
     if yes:
         return
-    count = len(found["trials"])
     if not sys.stdin.isatty():
         raise _refused(f"job {job} has {count} trials; add --yes to delete them", USAGE)
     click.confirm(f"Delete job {job} and its {count} trials?", abort=True)
@@ -369,19 +368,15 @@ def import_(source: str, db: str | None) -> None:
     """
     try:
         from zeus.optimizer.batch_size import theirs
-        from zeus.optimizer.batch_size.store import Store
     except ModuleNotFoundError as error:
         raise ImportError(f"bso needs {error.name}: pip install 'zeusd[bso-server]'") from None
     found = theirs.read(source)
-    store = Store(db or "bso.db")
-    try:
+    with open_database(db, create=True) as store:
         for spec, trials in found:
             if store.adopt(spec, trials):
-                click.echo(f"{spec.job_id}: {len(trials)} trial{'s'[: len(trials) != 1]}")
+                click.echo(f"{spec.job_id}: {count(len(trials), 'trial')}")
             else:
                 click.echo(f"{spec.job_id}: is here already, and stays as it is")
-    finally:
-        store.close()
     if not found:
         click.echo("there are no jobs in it")
 
@@ -397,18 +392,6 @@ def joules(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g} {unit}"
     return f"{value:.4g} J"
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration in its two largest units."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
 def ago(seconds: float | None) -> str:

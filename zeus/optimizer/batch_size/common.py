@@ -19,10 +19,8 @@ REPORT_URL = "/report"
 TRIALS_URL = "/trials"
 HEARTBEAT_URL = "/trials/heartbeat"
 JOB_TRIALS_URL = "/jobs/{job_id}/trials"
+RELEASE_URL = "/jobs/{job_id}/release"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
-
-PolicyName = Literal["gp", "pruning-gts", "gts"]
-"""`gp` shares information between neighboring sizes; `pruning-gts` decides as ml-energy/zeus."""
 
 Reason = Literal["ok", "failed", "oom", "lost", "cancelled"]
 """How a trial ended: `ok` by a report whose reply stopped it, converged or not; `failed` by a
@@ -64,7 +62,8 @@ class JobSpec(_Message):
         target_metric: The target of training.
         higher_is_better_metric: Whether a larger metric is better.
         max_epochs: A run is stopped early after this many epochs.
-        policy: The policy that chooses sizes.
+        policy: Name of the policy that chooses sizes (`zeus.policy.make_policy`): `gp` shares
+            information between neighboring sizes, `pruning-gts` decides as ml-energy/zeus.
         window_size: Number of each size's last runs that count; 0 for all.
         num_pruning_rounds: For `pruning-gts`.
         mab_prior_mean: For `pruning-gts` and `gts`: prior mean of a size's reward (negative cost).
@@ -86,7 +85,7 @@ class JobSpec(_Message):
     target_metric: Finite = 0.5
     higher_is_better_metric: bool = True
     max_epochs: int = Field(default=100, gt=0)
-    policy: PolicyName = "gp"
+    policy: Annotated[str, Field(max_length=100)] = "gp"
     window_size: int = Field(default=0, ge=0)
     num_pruning_rounds: int = Field(default=2, ge=0)
     mab_prior_mean: Finite = 0.0

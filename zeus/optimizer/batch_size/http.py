@@ -13,6 +13,7 @@ from zeus.optimizer.batch_size.common import (
     IDEMPOTENCY_HEADER,
     JOB_TRIALS_URL,
     JOBS_URL,
+    RELEASE_URL,
     REPORT_URL,
     TRIALS_URL,
     CreatedJob,
@@ -43,6 +44,10 @@ READ_S = 15.0
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
+def _path(template: str, job_id: str) -> str:
+    return template.format(job_id=quote(job_id, safe=""))
+
+
 class HttpTrials(Trials):
     """Implements `Trials`. Thread-safe.
 
@@ -68,8 +73,9 @@ class HttpTrials(Trials):
 
     @override
     def begin_trial(self, job_id: str, key: str) -> NewTrial:
-        path = JOB_TRIALS_URL.format(job_id=quote(job_id, safe=""))
-        return self._ask("POST", path, None, NewTrial, {IDEMPOTENCY_HEADER: key})
+        return self._ask(
+            "POST", _path(JOB_TRIALS_URL, job_id), None, NewTrial, {IDEMPOTENCY_HEADER: key}
+        )
 
     @override
     def report(self, result: TrainingResult) -> ReportResponse:
@@ -87,16 +93,36 @@ class HttpTrials(Trials):
     def close(self) -> None:
         self._http.close()
 
-    def ask(self, method: str, path: str, field: str = "") -> Any:
-        """Sends a request without a body; returns the reply, from JSON.
+    # The methods of a `Store` that `bso` uses.
+
+    def summaries(self) -> Any:
+        """The reply to `GET /jobs`."""
+        return self.ask("GET", JOBS_URL, "gpu_model")
+
+    def details(self, job_id: str) -> Any:
+        """The reply to `GET /jobs/{job_id}`."""
+        return self.ask("GET", _path(f"{JOBS_URL}/{{job_id}}", job_id), "trials")
+
+    def delete(self, job_id: str) -> None:
+        """Deletes a job and its trials."""
+        self._send("DELETE", _path(f"{JOBS_URL}?job_id={{job_id}}", job_id), None)
+
+    def release(self, job_id: str) -> list[int]:
+        """Makes excluded sizes available again, and returns them."""
+        path = _path(RELEASE_URL, job_id)
+        found: list[int] = self.ask("POST", path, "released")["released"]
+        return found
+
+    def ask(self, method: str, path: str, field: str) -> Any:
+        """Sends a request without a body; returns the reply, from JSON, which has this field.
 
         Raises:
-            ZeusBSORuntimeError: It is refused, or there is no reply.
+            ZeusBSORuntimeError: It is refused, or there is no such reply.
         """
         try:
             found = self._send(method, path, None).json()
             rows = found if isinstance(found, list) else [found]
-            if field and not all(field in row for row in rows):
+            if not all(field in row for row in rows):
                 raise ValueError
         except (ValueError, TypeError):
             raise self._no_server(path) from None

@@ -18,8 +18,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 try:
     from sqlalchemy import Connection, delete, func, insert, select, update
@@ -28,8 +29,8 @@ except ImportError:
 
 from pydantic import ValidationError
 
-from zeus.optimizer.batch_size.cache import KnownJobs
-from zeus.optimizer.batch_size.choosing import Known
+from zeus.optimizer.batch_size.cache import MOST_JOBS, KnownJob
+from zeus.optimizer.batch_size.choosing import Known, policy_of
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -55,6 +56,7 @@ from zeus.optimizer.batch_size.rows import (
     trial_of,
     trials_of,
 )
+from zeus.optimizer.batch_size.server import views
 from zeus.optimizer.batch_size.tables import generations, jobs, trials
 from zeus.optimizer.batch_size.trials import (
     JobRecord,
@@ -104,7 +106,7 @@ class Store(Trials):
         self._database = Database(url_or_path, echo=echo, workers=workers)
         self._lease_s = lease_s
         self._clock = clock
-        self._known = KnownJobs()
+        self._known = lru_cache(MOST_JOBS)(KnownJob)
 
     @property
     def name(self) -> str:
@@ -120,6 +122,7 @@ class Store(Trials):
     def find_or_make(self, spec: JobSpecFromClient) -> tuple[CreatedJob, bool]:
         """Like `register`; also returns whether the job is new."""
         asked = CreatedJob.model_validate({**spec.model_dump(), **spec.naming()})
+        policy_of(asked)
         created = self._database.read(lambda connection: _named(connection, asked))
         seed = secrets.randbits(63) if created.mab_seed is None else created.mab_seed
         now_s = self._clock()
@@ -146,12 +149,13 @@ class Store(Trials):
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
         lease = self._lease_s if lease_s == "usual" else lease_s
         given = (trials.c.job_id == job_id) & (trials.c.key == key)
-        with self._known.of(job_id) as known:
+        known = self._known(job_id)
+        with known.locked():
             attempts = itertools.count()
 
             def work(connection: Connection) -> NewTrial | ZeusBSORuntimeError:
                 if next(attempts):
-                    known.known = None  # it may have what a failed transaction would have written
+                    known.forget()  # it may have what a failed transaction would have written
                 writing = self._open(connection, job_id)
                 job, now_s = writing.job, writing.now_s
                 row = connection.execute(select(trials).where(given)).one_or_none()
@@ -312,6 +316,19 @@ class Store(Trials):
             raise no_job(job_id)
 
         return self._database.read(work)
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """The reply to `GET /jobs`."""
+        now_s = self._clock()
+        return [views.summary(one, now_s) for one in self.overviews()]
+
+    def details(self, job_id: str) -> dict[str, Any]:
+        """The reply to `GET /jobs/{job_id}`.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job (404).
+        """
+        return views.detail(*self.overview(job_id), self._clock())
 
     def count(self) -> int:
         """The number of jobs: a check that the database can be read."""

@@ -12,11 +12,13 @@ import pytest
 
 from tests import seeds
 from tests.zeus.batch_size.server.training import EPOCHS, MAX_POWER, convex, spec
+from zeus.job import Job
 from zeus.optimizer.batch_size import choosing
 from zeus.optimizer.batch_size.choosing import Known, analyze
 from zeus.optimizer.batch_size.common import CreatedJob, TrainingResult
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
+from zeus.policy import BatchSizeOptimizer
 from zeus.policy.recurrence import Start
 
 
@@ -296,6 +298,59 @@ def test_regret_is_the_cost_beyond_the_best() -> None:
     assert found.best_cost == pytest.approx(1000.0)
     assert [one.trial_number for one in found.regret] == [1, 2, 3, 4]
     assert [one.regret for one in found.regret] == pytest.approx([500.0, 600.0, 600.0, 1300.0])
+
+
+def test_a_policy_without_a_model_is_estimated_by_the_runs_of_each_size() -> None:
+    log = [
+        *(over(64, n, cost=1000.0 + 20 * n) for n in range(4)),
+        *(over(32, 4 + n, cost=1000.0 + 40 * n) for n in range(4)),
+        over(16, 8, converged=False),
+    ]
+    found = analyze(job(policy="gts"), log)
+    assert [one.batch_size for one in found.estimates] == job().spec.batch_sizes
+    of = {one.batch_size: one for one in found.estimates}
+    assert (of[64].mean, of[32].mean) == (pytest.approx(1030.0), pytest.approx(1060.0))
+    for size in (32, 64):
+        one = of[size]
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low < one.mean < one.high
+        assert one.runs == 4
+    assert of[64].probability_best > 0.8 > of[32].probability_best > 0
+    assert sum(one.probability_best for one in found.estimates) == pytest.approx(1)
+    assert (of[16].mean, of[16].runs, of[8].runs) == (None, 1, 0)
+    assert (found.best, found.best_cost) == (64, of[64].mean)
+
+
+class InTurn(BatchSizeOptimizer):
+    """A policy of one's own: the required methods, and no more."""
+
+    name = "in-turn"
+
+    def register_job(self, job: Job, batch_sizes: list[int]) -> None:
+        self.sizes, self.seen = batch_sizes, 0
+
+    def predict(self, job: Job) -> int:
+        return self.sizes[self.seen % len(self.sizes)]
+
+    def observe(
+        self, job: Job, batch_size: int, cost: float, converged: bool | None = None
+    ) -> None:
+        self.seen += 1
+
+
+def test_a_policy_needs_no_more_than_the_required_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "make_policy", lambda name, **options: InTurn())
+    record = job(policy="in-turn")
+    log: list[Trial] = []
+    for number in range(1, 7):
+        start = choose(record, log, number)
+        assert start.batch_size == record.spec.batch_sizes[number - 1]
+        log.append(over(start.batch_size, number))
+    assert start.cost_bound == pytest.approx(2000.0)  # by the cheapest run
+    found = analyze(record, [*log, over(8, 7, "oom")])
+    assert found.best is None  # all sizes are at least as large
+    assert analyze(record, log).best == 32
 
 
 def test_runs_of_sizes_that_are_out_are_still_known() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from zeus.optimizer.batch_size.common import (
     IDEMPOTENCY_HEADER,
     JOB_TRIALS_URL,
     JOBS_URL,
+    RELEASE_URL,
     REPORT_URL,
     TRIALS_URL,
     CreatedJob,
@@ -34,7 +34,6 @@ from zeus.optimizer.batch_size.common import (
     TrialId,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
-from zeus.optimizer.batch_size.server import views
 from zeus.optimizer.batch_size.server.metrics import BatchSizeJobs
 from zeus.optimizer.batch_size.server.settings import PREFIX, ServerSettings
 from zeus.optimizer.batch_size.store import Store
@@ -42,8 +41,6 @@ from zeus.utils import web
 from zeus_ipc.overriding import override
 
 logger = logging.getLogger(__name__)
-
-RELEASE_URL = "/jobs/{job_id}/release"
 
 _OPEN = ("/", "/healthz", "/info", "/openapi.json")
 """Paths that tell nothing of jobs."""
@@ -159,13 +156,11 @@ def _add_trials(app: BSOServer) -> None:
 def _add_reading(app: BSOServer) -> None:
     @app.get(JOBS_URL)
     def jobs() -> JSONResponse:
-        now_s = time.time()
-        found = [views.summary(job, now_s) for job in app.store.overviews()]
-        return web.fresh(found)
+        return web.fresh(app.store.summaries())
 
     @app.get(f"{JOBS_URL}/{{job_id}}")
     def job(job_id: str) -> JSONResponse:
-        return web.fresh(views.detail(*app.store.overview(job_id), time.time()))
+        return web.fresh(app.store.details(job_id))
 
     @app.get("/metrics")
     def figures() -> PlainTextResponse:
