@@ -301,6 +301,8 @@ def test_emissions_of_training_and_of_its_evaluation(
         lambda gpus, cpus, **more: node.monitor(gpu_indices=gpus, cpu_indices=cpus, **more),
     )
     monkeypatch.setenv("ELECTRICITYMAPS_TOKEN", "key")
+    # Amounts wait for the service's answer, which a busy machine may delay by more than a second.
+    monkeypatch.setattr("zeus.monitor.rates.FIRST_WAIT_S", 60.0)
     with recorded_service(answers) as service:
         monkeypatch.setattr(get_ip_lat_long, "__defaults__", (f"{service.url}/json", 5.0))
         monkeypatch.setitem(ElectrictyMapsClient.__init__.__kwdefaults__, "url", service.url)

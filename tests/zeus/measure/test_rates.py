@@ -76,6 +76,12 @@ def openei() -> Iterator[RecordedService]:
 
 
 @pytest.fixture(autouse=True)
+def waits_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may take more than the second that a training waits."""
+    monkeypatch.setattr("zeus.monitor.rates.FIRST_WAIT_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
 def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import time
 
