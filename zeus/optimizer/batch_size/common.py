@@ -71,7 +71,7 @@ class JobSpec(_Message):
         mab_num_explorations: For the same: runs of each size before the first draw.
         mab_seed: Makes the choices repeatable.
         family: Jobs of one family train the same model on other GPUs, or under other power limits;
-            a new one starts with the knowledge of the others. With a family, a job that is
+            a new one starts with what others of its policy know. With a family, a job that is
             registered on other GPUs, or with other power limits, gets these appended to its name:
             it is another job. None: no family.
     """

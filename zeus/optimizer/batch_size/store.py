@@ -341,15 +341,14 @@ class Store(Trials):
     # --------------------------------------------------------------------------------- inside
 
     def _of_family(self, spec: CreatedJob) -> Knowledge | None:
-        """Returns the knowledge of the most similar job of this family: with the same GPU model,
-        the same power limits, the most trials."""
+        """Returns the knowledge of the most similar job of this family and policy: with the same
+        GPU model, the same power limits, the most trials."""
         if spec.family is None:
             return None
         of_family = (jobs.c.family == spec.family) & (jobs.c.job_id != spec.job_id)
         query = select(jobs).where(of_family).order_by(jobs.c.trials.desc(), jobs.c.job_id)
-        records = self._database.read(
-            lambda connection: [job_of(row) for row in connection.execute(query)]
-        )
+        found_jobs = self._database.read(lambda connection: connection.execute(query).all())
+        records = [one for one in map(job_of, found_jobs) if one.spec.policy == spec.policy]
         records.sort(key=lambda one: by_nearness(one.spec.place, spec.place, one.trials))
         for record in records[:_RELATIVES]:
             found = Known(record, self.job(record.job_id)[1]).knowledge()

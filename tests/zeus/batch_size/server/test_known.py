@@ -13,11 +13,13 @@ import pytest
 from tests import seeds
 from tests.zeus.batch_size.server.conftest import Clock
 from tests.zeus.batch_size.server.training import convex, spec, train
+from zeus.optimizer.batch_size import choosing
 from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
+from zeus.policy import make_policy
 from zeus.policy.knowledge import Place
 from zeus.policy.recurrence import Start
 
@@ -183,3 +185,16 @@ def test_a_job_begins_with_what_is_known_of_its_own_gpu_model(store: Store) -> N
     knowledge = store.job(capped.job_id)[0].knowledge
     assert knowledge is not None
     assert (knowledge.place, knowledge.same_gpu) == (Place("V100", (100, 300)), True)
+
+
+def test_a_family_member_whose_policy_is_gone_is_passed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(choosing, "make_policy", lambda name, **given: make_policy("gp", **given))
+        store.register(spec(family="nightly", policy="gone"))
+        run(store, 4)
+    other = store.register(spec(job_id="job on A40", gpu_model="A40", family="nightly"))
+    assert store.job(other.job_id)[0].knowledge is None
+    with pytest.raises(ZeusBSORuntimeError, match="there is no policy 'gone'"):
+        store.register(spec(job_id="job again", policy="gone"))
