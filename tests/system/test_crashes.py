@@ -214,7 +214,7 @@ def test_another_load_of_the_driver_invalidates_pending_restores() -> None:
             assert tell(holder, "160000") == "done"
             holder.kill()
             wait_for(lambda: site.limits() == [240_000, 240_000], "the new baseline")
-            assert site.daemon.records("driver_changed")
+            site.daemon.wait_for_records("driver_changed")
 
 
 def test_a_gpu_that_is_missing_at_the_start_is_restored_when_it_comes(site: Site) -> None:
@@ -225,7 +225,7 @@ def test_a_gpu_that_is_missing_at_the_start_is_restored_when_it_comes(site: Site
         site.double.inject(1, handle, 15)
         site.daemon.start_again()
         site.daemon.wait_until_serving(1)
-        assert site.daemon.records("gpu_unusable")[-1]["index"] == 1
+        assert site.daemon.wait_for_records("gpu_unusable")[-1]["index"] == 1
         assert site.limits() == [150_000, 150_000]
         site.double.clear_faults()
         site.daemon.wait_until_serving(2)

@@ -62,8 +62,9 @@ def test_a_process_whose_progress_ends_loses_its_leases(site: Site) -> None:
     stalled = HOLDER.replace("timeout_s=30", "timeout_s=30, stall_timeout_s=0.5")
     with ending(site.holder(stalled + "import threading\nthreading.Event().wait()")):
         wait_for(site.restored, "the limits to be back")
+    patient = stalled.replace("stall_timeout_s=0.5", "stall_timeout_s=2")
     going_on = "import time\nfor _ in range(40): client.progress(); time.sleep(0.1)\n"
-    with ending(site.holder(stalled + going_on + "print('over', flush=True)")) as holder:
+    with ending(site.holder(patient + going_on + "print('over', flush=True)")) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "over\n"
         assert len(site.daemon.records("lease_expired")) == 2

@@ -132,7 +132,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
             found = told(daemon, part)
             assert str(folder) in found["cause"]
             assert (found["code"], found["command"]) == ("EEXIST", f"findmnt -T {folder}")
-        assert len(daemon.records("journal_failed")) == 1
+        assert len(daemon.wait_for_records("journal_failed")) == 1
         (tmp_path / "mounted").mkdir()
         wait_for(lambda: healthy(client, 1), "both to be used")
         client.set_power_limit(gpu, 150_000)

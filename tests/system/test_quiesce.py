@@ -109,7 +109,7 @@ def test_a_call_that_does_not_return_does_not_keep_the_administrator(
         double.inject(0, "nvmlDeviceGetFieldValues", delay_ms=60_000)
         wait_for(lambda: daemon.records("sampler_stuck"), "the sampler to hang")
         client.quiesce()
-        assert daemon.records("driver_stuck")
+        daemon.wait_for_records("driver_stuck")
         assert device_is_open(daemon, double)
         double.clear_faults()
         wait_for(lambda: not device_is_open(daemon, double), "the driver to let go")
@@ -165,7 +165,7 @@ def test_what_is_in_place_of_the_audit_log_stops_no_start(kind: str) -> None:
             path.chmod(0o600)
         daemon.start_again()
         daemon.wait_until_serving(1)
-        assert daemon.records("audit_unreadable")
+        daemon.wait_for_records("audit_unreadable")
         with daemon.client() as client:
             assert client.audit().records == [], "a restart alone is no record"
 

@@ -57,7 +57,7 @@ def test_nothing_a_client_says_makes_it_another_user(wrapper: list[str]) -> None
             assert uid == (0 if wrapper else NOBODY), "in its own namespace it believes to be root"
             assert code == "permission_denied"
             assert double.calls() == []
-            (refusal,) = daemon.records("refused")
+            (refusal,) = daemon.wait_for_records("refused")
             assert refusal["uid"] == NOBODY
             with daemon.client() as root:
                 root.set_power_limit(double.uuid(0), 150_000)  # root of the host administers

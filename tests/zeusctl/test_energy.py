@@ -227,7 +227,7 @@ def test_a_ledger_that_cannot_be_opened_is_an_error_and_limits_still_work(tmp_pa
             (problem,) = client.node().problems
         assert (problem.part, problem.code) == ("ledger", "ENOTDIR")
         assert "runs without accounting" in problem.cause
-        assert daemon.records("ledger_failed")
+        daemon.wait_for_records("ledger_failed")
 
 
 @pytest.mark.needs("two users")
