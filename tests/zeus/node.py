@@ -11,7 +11,7 @@ from unittest import mock
 from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus.monitor.lookup import TICK_NS
-from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer, shell
+from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer, effects
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
 from zeusd.nodes import OpenedNode
@@ -32,7 +32,7 @@ class VirtualNode:
         self.client = embed.connect(node, state_dir=str(state_dir))
         self._stack = contextlib.ExitStack()
         training = SimpleNamespace(monotonic=lambda: self.clock() / 1e9)
-        self._stack.enter_context(mock.patch.object(shell, "time", training))
+        self._stack.enter_context(mock.patch.object(effects, "time", training))
         self._stack.enter_context(_node.use(self.client))
 
     def monitor(self, **options: Any) -> ZeusMonitor:

@@ -406,6 +406,28 @@ class GPUs(OfProcess, _CamelCase):
             uuids = self._uuids(gpu_indices)
             self._client.acquire(uuids, ["power_profile"], together=True)
 
+    def bound_graphics_clocks(self, gpu_indices: Sequence[int], max_mhz: int | None) -> None:
+        """Keeps the graphics clocks of several GPUs, of one model, at or below one, MHz; None:
+        restores them.
+        """
+        if not gpu_indices:
+            return
+        for index in gpu_indices:
+            self.gpus[index].check_whole()
+        uuids = self._uuids(gpu_indices)
+        lowest = min(self.gpus[gpu_indices[0]].get_supported_graphics_clocks())
+        with _translated():
+            if max_mhz is None:
+                self._client.reset(uuids, "gpu_clocks")
+            else:
+                self._client.set(uuids, "gpu_clocks", [lowest, max_mhz], together=True)
+
+    def acquire_graphics_clocks(self, gpu_indices: Sequence[int]) -> None:
+        """Acquires the leases on the graphics clocks of several GPUs, even after they were lost."""
+        with _translated():
+            uuids = self._uuids(gpu_indices)
+            self._client.acquire(uuids, ["gpu_clocks"], together=True)
+
     def release_power_profiles(self, gpu_indices: Sequence[int]) -> None:
         """Clears the power profiles that this process requested, and releases the leases."""
         with _translated():

@@ -14,8 +14,8 @@ from zeus.optimizer.power_limit.profile import (
     Profile,
     ProfileError,
     ProfileFile,
-    watts,
 )
+from zeus.optimizer.power_limit.settings import watts
 from zeus.run import files
 from zeus.run.files import FileError, PowerProfile
 from zeus.utils.warn import warn

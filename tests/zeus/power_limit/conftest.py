@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.zeus.power_limit.simulated_job import MakeJob, SimulatedJob, Store
-from zeus.optimizer.power_limit import link, shell
+from zeus.optimizer.power_limit import effects, ranks
 from zeus.optimizer.power_limit import optimizer as product
 from zeus.utils import framework
 
@@ -23,14 +23,14 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     monkeypatch.setattr(
         framework, "notes", lambda prefix: framework.Notes(Store(now[-1]).within(prefix))
     )
-    for module in (product, shell):
+    for module in (product, effects):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[-1].now_s))
 
     class Counting:
         def __next__(self) -> int:
             return next(now[-1].current)
 
-    monkeypatch.setattr(link, "_parties", Counting())
+    monkeypatch.setattr(ranks, "_parties", Counting())
 
     def make(world: int, **options: Any) -> SimulatedJob:
         now.append(SimulatedJob(world, **options))

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support import wait_for
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, leader, link
+from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, leader, ranks
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
@@ -231,7 +231,7 @@ def killed(job: Job) -> None:
 
 def alone(job: Job) -> None:
     """Rank 2 is killed, then rank 0. Those who are left train on."""
-    for module in (leader, link):
+    for module in (leader, ranks):
         module.SILENCE_S = 0.5
     optimizer = job.begin("without-2", search="exhaustive")
 
@@ -245,7 +245,7 @@ def alone(job: Job) -> None:
     job.end()
 
     # Rank 2 will not come. Before anyone gives it up, rank 0 is gone, and the store with it.
-    for module in (leader, link):
+    for module in (leader, ranks):
         module.SILENCE_S = 60
     job.begin("without-0")
     for _ in range(5):

@@ -16,7 +16,7 @@ from zeus.exceptions import ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit import Done
 from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
-from zeus.optimizer.power_limit.search import Search
+from zeus.optimizer.power_limit.variants import SettingsSearch
 
 HIGH, LOW = 300_000, 150_000
 MAX_Q = 1
@@ -118,7 +118,7 @@ class SimulatedJob:
         self.steps = max(process.steps for process in self.processes)
         return self
 
-    def search(self) -> Search:
+    def search(self) -> SettingsSearch:
         """That of the leader."""
         lead = self[0].leader
         assert lead.search is not None
@@ -323,7 +323,7 @@ class Process:
 
     @property
     def led(self) -> Leader | None:
-        found = self.optimizer._shell.link
+        found = self.optimizer._core.ranks
         if found is not None:
             self._led = found.leader
         return getattr(self, "_led", None)

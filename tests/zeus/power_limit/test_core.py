@@ -1,132 +1,140 @@
-"""The core alone: the commands that it gives its shell, for any outcome of them."""
+"""One process of a search alone: what it does with GPUs and user, whatever comes of it."""
 
 from __future__ import annotations
 
 import random
-from collections import deque
 from typing import Any
 
 import pytest
 
-from zeus.optimizer.power_limit import actions as do
-from zeus.optimizer.power_limit.actions import Action, Actions
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.leader import Leader
-from zeus.optimizer.power_limit.messages import Choose, Hello, Missing, Piece
+from zeus.optimizer.power_limit.messages import Choose, Hello, Message, Piece
+from zeus.optimizer.power_limit.ranks import Ranks
 from zeus.optimizer.power_limit.search import Exhaustive, Search
+from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
+from zeus.optimizer.power_limit.variants import SettingsSearch
 from zeus.optimizer.power_limit.watch import SILENT_S
 
 LIMITS = [300_000, 250_000, 200_000, 150_000]
 HIGHEST = LIMITS[0]
 
 
+class Recorded(Ranks):
+    """Keeps what the leader is told, and counts its checks."""
+
+    def __init__(self, leader: Leader, told: list[Message]) -> None:
+        super().__init__(None, 0, 1, leader)
+        self.told = told
+
+    def tell(self, message: Message) -> None:
+        if isinstance(message, Piece) and message.time_s:
+            assert message.time_s >= message.steps, "a step takes a second"
+        self.told.append(message)
+        super().tell(message)
+
+
 class Shell:
-    """Performs a core's actions on a GPU of arithmetic.
+    """A core, and effects on a GPU of arithmetic.
 
     Attributes:
         answers: Whether zeusd does.
         slow: Whether a limit is set only after the step that commands it.
         held: The limit of the GPU, mW; the highest if none is held.
+        done: What the core did, as pairs of a name and a value.
     """
 
     def __init__(self, adaptive: bool = False, warmup_steps: int = 2) -> None:
-        hello = Hello(gpus=["GPU"], min_mw=LIMITS[-1], max_mw=HIGHEST)
-        self.core = Core(hello, 1, warmup_steps, 8, adaptive)
         self.adaptive = adaptive
         self.warmup_steps = warmup_steps
-        self.leader: Leader | None = None
         self.answers = True
         self.slow = False
         self.leases_lost = 0
         self.held = HIGHEST
-        self.wanted: int | None = None  # the unanswered command
-        self.done: list[Action] = []
-        self.unread: deque[tuple[do.Part | None, int, float, float]] = deque()
+        self.wanted: Setting | None = None  # the unanswered command
+        self.done: list[tuple[str, Any]] = []
+        self.told: list[Message] = []
         self.open: tuple[int, float, set[int]] | None = None
         self.now_s = 0.0
-        self.perform(self.core.begin())
+        hello = Hello(gpus=["GPU"], min_mw=LIMITS[-1], max_mw=HIGHEST)
+        self.core = Core(self, hello, 1, warmup_steps, 8, adaptive)
+        self.core.begin()
 
     def step(self) -> None:
-        core = self.core
-        self.perform(core.begin_step(self.now_s, self.answers, self.leases_lost))
-        self.perform(core.advance())
-        self.perform(core.proceed())
+        self.core.begin_step(self.now_s, self.answers, self.leases_lost)
         if self.open is not None:
             self.open[2].add(self.held)
         self.now_s += 1.0
 
-    def perform(self, wanted: Actions) -> None:
-        left = deque(wanted)
-        while left:
-            action = left.popleft()
-            self.done.append(action)
-            left.extendleft(reversed(self.result_of(action)))
+    # ------------------------------------------------------------------------------ its effects
 
-    def result_of(self, action: Action) -> Actions:
-        core = self.core
-        if isinstance(action, do.Join):
-            core.joining(1)
-            self.leader = Leader(1, self.search, self.best, lambda *_: None)
-            return core.joined(True)
-        if isinstance(action, do.Tell):
-            assert self.leader is not None
-            self.leader.take(0, action.message)
-        elif isinstance(action, do.Listen) and self.leader is not None and not core.over:
-            self.leader.tick(self.now_s, core.step)
-            return core.heard(self.leader.commands())
-        elif isinstance(action, do.ForLeader):
-            if self.leader is not None:
-                action.reach(self.leader, self.now_s, core.step)
-        elif isinstance(action, do.Leave):
-            self.leader = None
-        elif isinstance(action, (do.SetLimit, do.AskForLimit)):
-            return self.set(action)
-        elif isinstance(action, do.ReleaseLimits):
-            self.held, self.wanted = HIGHEST, None
-        else:
-            return self.measure(action)
-        return []
+    def meet(self, known_world: int) -> Ranks | None:
+        if known_world:
+            return None
+        self.done.append(("meet", 1))
+        leader = Leader(1, self.search, self.best, lambda *_: None)
+        real = leader.check
 
-    def set(self, action: do.SetLimit | do.AskForLimit) -> Actions:
-        if isinstance(action, do.SetLimit):
-            self.wanted = action.power_limit_mw
-            if self.slow:
-                return self.core.unanswered()
+        def check(now_s: float, step: int) -> None:
+            self.done.append(("check", step))
+            real(now_s, step)
+
+        leader.check = check  # type: ignore[method-assign]  # counted
+        return Recorded(leader, self.told)
+
+    def begin_step(self) -> None:
+        pass
+
+    def restore(self, *, at_end: bool) -> None:
+        self.done.append(("restore", at_end))
+        self.held, self.wanted = HIGHEST, None
+
+    def set(self, setting: Setting) -> bool:
+        self.done.append(("set", setting))
+        self.wanted = setting
+        return not self.slow and self.is_set()
+
+    def is_set(self) -> bool:
         if self.wanted is None or not self.answers:
-            return self.core.unanswered()
-        self.held, self.wanted = self.wanted, None
-        return self.core.limit_set(self.held)
+            return False
+        self.held, self.wanted = self.wanted.power_limit_mw, None
+        return True
 
-    def measure(self, action: Action) -> Actions:
-        if isinstance(action, do.OpenWindow):
-            self.open = action.power_limit_mw, self.now_s, set()
-        elif isinstance(action, do.DropWindow):
-            self.open = None
-        elif isinstance(action, do.CloseWindow):
-            assert self.open is not None
-            limit, since_s, held = self.open
-            assert limit == action.power_limit_mw
+    def measure(self, limit_mw: int, what: str) -> tuple[int, float, float]:
+        self.done.append((what, limit_mw))
+        if what == "open":
+            self.open = limit_mw, self.now_s, set()
+            return 0, 0.0, 0.0
+        assert self.open is not None
+        limit, since_s, held = self.open
+        self.open = None
+        if what == "close":
+            assert limit == limit_mw
             assert held <= {limit}, f"a window of {limit} was open while {held} was in force"
-            seconds = self.now_s - since_s
-            assert action.part is None or seconds >= action.part.steps, "a step takes a second"
-            self.unread.append((action.part, limit, seconds, self.now_s))
-            self.open = None
-        elif isinstance(action, do.Forget):
-            lost = [part for part, *_ in self.unread if part is not None]
-            self.unread.clear()
-            return [one for part in lost for one in self.core.unknown(part, "lost", False)]
-        elif isinstance(action, do.Collect) and self.unread and self.answers:
-            part, limit, seconds, ended_s = self.unread[0]
-            if self.slow and ended_s == self.now_s:
-                return []  # so is its energy
-            self.unread.popleft()
-            return self.core.measured(part, seconds * limit / 1000, 0.0, seconds)
-        return []
+        return limit, self.now_s - since_s, self.now_s
 
-    def search(self, participants: Any) -> Search:
+    def read(self, window: tuple[int, float, float]) -> tuple[float, float, float] | None:
+        limit, seconds, ended_s = window
+        if not self.answers or (self.slow and ended_s == self.now_s):
+            return None  # so is its energy
+        return seconds * limit / 1000, 0.0, seconds
+
+    def report(self, text: str, *, warn: bool = False) -> None:
+        self.done.append(("warn" if warn else "say", text))
+
+    def note(self, figures: dict[str, float]) -> None:
+        self.done.append(("note", figures))
+
+    def end(self, reason: str, *, warn: bool) -> None:
+        self.done.append(("end", reason))
+
+    def search(self, participants: Any) -> SettingsSearch:
+        return SettingsSearch(lambda reference: self.search_of_limits())
+
+    def search_of_limits(self) -> Search:
         if not self.adaptive:
             return Exhaustive(LIMITS, self.warmup_steps, 8)
         return Adaptive(
@@ -141,6 +149,9 @@ class Shell:
     def best(self, estimates: list[LimitEstimate], participants: Any) -> LimitEstimate:
         return min(estimates, key=lambda one: one.energy_j)
 
+    def did(self, name: str) -> list[Any]:
+        return [value for one, value in self.done if one == name]
+
     def run(self, most: int = 500) -> int:
         for count in range(most):
             if isinstance(self.core.state, Done):
@@ -149,7 +160,7 @@ class Shell:
         raise AssertionError(f"no choice after {most} steps: {self.core.state}")
 
     def said(self) -> list[str]:
-        return [one.text for one in self.done if isinstance(one, do.Say) and one.warn]
+        return self.did("warn")
 
     def assert_chosen(self) -> None:
         assert isinstance(self.core.state, Done)
@@ -217,12 +228,9 @@ def test_a_driver_that_does_not_return_delays_no_step() -> None:
     shell.done.clear()
     shell.answers = False  # of the limits; zeusd itself answers
     for _ in range(30):
-        core = shell.core
-        shell.perform(core.begin_step(shell.now_s))
-        shell.perform(core.advance())
-        shell.perform(core.proceed())
+        shell.core.begin_step(shell.now_s)
         shell.now_s += 1
-    assert sum(isinstance(one, do.SetLimit) for one in shell.done) == 1
+    assert len(shell.did("set")) == 1
     assert len(shell.said()) == 1
     shell.answers = True
     shell.run()
@@ -238,11 +246,9 @@ def test_a_limit_that_takes_long_to_set_costs_a_step_and_no_measurement(
     steps = quick.run(), slow.run()
     slow.step()
     slow.assert_chosen()
-    sets = sum(isinstance(one, do.SetLimit) for one in slow.done)
-    assert steps[1] <= steps[0] + sets
-    told = [one.message for one in slow.done if isinstance(one, do.Tell)]
-    lost = {one.trial for one in told if isinstance(one, Missing)}
-    assert lost <= {max(one.trial for one in told if isinstance(one, Piece))}, "by the choice"
+    assert steps[1] <= steps[0] + len(slow.did("set"))
+    pieces = [one for one in slow.told if isinstance(one, Piece)]
+    assert all(one.time_s for one in pieces), "one is lost"
     assert slow.said() == []
 
 
@@ -252,7 +258,10 @@ def test_nothing_is_done_after_the_end(what: str) -> None:
     for _ in range(6):
         shell.step()
     core = shell.core
-    shell.perform(core.close() if what == "close" else core.give_up("no more"))
+    if what == "close":
+        core.close()
+    else:
+        core.give_up("no more")
     assert shell.held == HIGHEST
     assert isinstance(core.state, Done)
     assert not core.state.chosen
@@ -262,8 +271,10 @@ def test_nothing_is_done_after_the_end(what: str) -> None:
     shell.done.clear()
     for _ in range(5):
         shell.step()
-    shell.perform([*core.pause(True), *core.pause(False), *core.evaluated()])
-    assert not [one for one in shell.done if not isinstance(one, (do.Join, do.Leave))]
+    core.pause(True)
+    core.pause(False)
+    core.evaluated()
+    assert not [one for one in shell.done if one[0] != "meet"]
 
 
 def test_the_choice_is_checked_once_beside_the_highest_limit() -> None:
@@ -272,9 +283,8 @@ def test_the_choice_is_checked_once_beside_the_highest_limit() -> None:
     shell.done.clear()
     for _ in range(150):
         shell.step()
-    set_ = [one.power_limit_mw for one in shell.done if isinstance(one, do.SetLimit)]
-    assert set_ == [HIGHEST, LIMITS[-1]]
-    assert shell.done.count(do.ForLeader(Leader.check)) == 1
+    assert shell.did("set") == [Setting(HIGHEST), Setting(LIMITS[-1])]
+    assert len(shell.did("check")) == 1
     shell.assert_chosen()
 
 
@@ -299,10 +309,9 @@ def test_windows_are_of_one_limit_and_a_choice_is_made_in_any_case(block: int) -
                     shell.leases_lost += 1
                 if chance.random() < 0.05:
                     core = shell.core
-                    event = chance.choice(
+                    chance.choice(
                         [lambda: core.pause(True), lambda: core.pause(False), core.evaluated]
-                    )
-                    shell.perform(event())
+                    )()
             shell.answers = True
             for _ in range(40):
                 shell.step()
@@ -321,6 +330,6 @@ def test_estimates_are_kept_while_the_choice_is_checked() -> None:
     while isinstance(shell.core.state, Done):
         shell.step()
     assert shell.core.chosen is chosen
-    shell.perform(shell.core.close())
+    shell.core.close()
     assert isinstance(shell.core.state, Done)
     assert shell.core.state.chosen

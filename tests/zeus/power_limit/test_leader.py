@@ -16,6 +16,8 @@ from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Hello, Piece, Trouble, Try
 from zeus.optimizer.power_limit.profile import load
 from zeus.optimizer.power_limit.search import Exhaustive
+from zeus.optimizer.power_limit.settings import Setting
+from zeus.optimizer.power_limit.variants import SettingsSearch
 
 # ------------------------------------------------------------------------------------ in agreement
 
@@ -199,7 +201,9 @@ def test_all_hold_one_profile_or_none(make_job: MakeJob, search: str, refusing: 
     wanted = [] if refusing is not None else [MAX_Q]
     assert [process.profiles for process in job.processes] == [wanted] * 3
     estimates = job[2].optimizer.estimates
-    assert {one.profile for one in estimates} == ({None} if refusing is not None else {None, 0, 1})
+    assert {one.of("power_profile") for one in estimates} == (
+        {None} if refusing is not None else {None, 0, 1}
+    )
     job[0].end()
     assert job[0].profiles == []
 
@@ -222,6 +226,14 @@ def test_of_two_dies_with_a_process_each_the_first_sets_and_counts(
     job.assert_whole()
 
 
+def test_profiles_are_searched_where_a_process_has_second_dies(make_job: MakeJob) -> None:
+    job = make_job(2, optimum_selector=Energy(), search_profiles=["max-q"])
+    job[0].second, job[0].weight = True, 0.0
+    job.begin().run(1500)
+    assert job.done()
+    assert job[1].profiles == [MAX_Q]
+
+
 def test_second_dies_alone_are_not_searched(make_job: MakeJob) -> None:
     job = make_job(2)
     for process in job.processes:
@@ -233,7 +245,10 @@ def test_second_dies_alone_are_not_searched(make_job: MakeJob) -> None:
 
 def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
     lead = Leader(
-        2, lambda _: Exhaustive([HIGH, LOW], 1, 4), lambda found, _: found[0], lambda *_: None
+        2,
+        lambda _: SettingsSearch(lambda _: Exhaustive([HIGH, LOW], 1, 4)),
+        lambda found, _: found[0],
+        lambda *_: None,
     )
 
     def tell(rank: int, trial: Try, index: int) -> None:
@@ -255,13 +270,13 @@ def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
         tell(0, high, index)
     tell(1, high, 0)
     low = command()
-    assert low.power_limit_mw == LOW
-    lead.take(0, Trouble(reason="not taken", power_limit_mw=LOW))
+    assert low.setting == Setting(LOW)
+    lead.take(0, Trouble(reason="not taken", setting=low.setting))
     lead.look()
     assert not lead.commands()  # rank 1 may still tell its second part
     tell(1, low, 0)  # no: it has left that limit
     again = command()
-    assert (again.power_limit_mw, again.steps) == (HIGH, 2)
+    assert (again.setting, again.steps) == (Setting(HIGH), 2)
     lead.ran(again, 0, 2)
     tell(0, again, 0)
     assert not lead.commands()

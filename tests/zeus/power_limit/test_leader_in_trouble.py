@@ -14,7 +14,7 @@ from tests.seeds import fresh, tries
 from tests.zeus.power_limit.simulated_job import HIGH, MakeJob, Process, SimulatedJob, most_steps
 from zeus.optimizer.power_limit import Energy, Time
 from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
-from zeus.optimizer.power_limit.link import Together, connect
+from zeus.optimizer.power_limit.ranks import Ranks, connect
 from zeus.utils import framework
 
 # ------------------------------------------------------------------------------------- in trouble
@@ -276,4 +276,4 @@ def test_a_note_of_another_version_is_reported_as_that() -> None:
     with pytest.raises(
         framework.RanksUnreachable, match="another version of zeus; install the same"
     ):
-        Together(framework.Notes(Notes()), 1, 2, None).hear(0.0, 1)
+        Ranks(framework.Notes(Notes()), 1, 2, None).hear(0.0, 1)

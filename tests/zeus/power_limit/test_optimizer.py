@@ -26,8 +26,8 @@ from zeus.optimizer.power_limit import (
     Time,
     Warmup,
     ZeusCost,
+    effects,
     others,
-    shell,
 )
 from zeus.utils.metric import zeus_cost
 from zeusd.devices.simulated import Work
@@ -750,13 +750,13 @@ def test_all_waits_of_a_step_together_are_short(
     plo = optimizer(node, Energy())
     train(plo, work, 5)
     waited: list[float] = []
-    monkeypatch.setattr(shell, "time", types.SimpleNamespace(monotonic=lambda: sum(waited)))
+    monkeypatch.setattr(effects, "time", types.SimpleNamespace(monotonic=lambda: sum(waited)))
     never = types.SimpleNamespace(wait=lambda seconds: waited.append(seconds))
     for step in (1, 2):
         plo.on_step_begin()
         for _ in range(4):
-            plo._shell._wait(never)
-        assert sum(waited) == pytest.approx(step * shell.STEP_WAIT_S)
+            plo._effects._wait(never)
+        assert sum(waited) == pytest.approx(step * effects.STEP_WAIT_S)
 
 
 def test_other_uses_of_its_monitor_do_not_disturb_a_search(

@@ -31,11 +31,14 @@ from zeus.optimizer.power_limit.leader import Participants
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import SearchName
+from zeus.optimizer.power_limit.settings import Beside, Setting
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad
 from zeusd.devices.simulated.workloads import ModelWorkload
 
-PARTICIPANTS = Participants(["GPU"], 200_000, 500_000, (1, 7))
+PARTICIPANTS = Participants(
+    ["GPU"], 200_000, 500_000, (Beside("power_profile", 1), SEVEN := Beside("power_profile", 7))
+)
 HIGHEST = 500_000
 
 
@@ -61,19 +64,21 @@ class Job:
         power_w = min(480.0 * self.cheaper[profile], 0.97 * limit_mw / 1000)
         return self.time_s(limit_mw, profile) * power_w
 
-    def run(self, limit_mw: int, profile: int | None, steps: int) -> Sample:
+    def run(self, setting: Setting, steps: int) -> Sample:
+        limit_mw, profile = setting.power_limit_mw, setting.of("power_profile")
         self.ran.append((limit_mw, profile))
         off = sum(math.exp(self.random.gauss(0, self.noise)) for _ in range(steps))
         self.position += steps
         found = self.energy_j(limit_mw, profile) * off, self.time_s(limit_mw, profile) * off
-        return Sample(limit_mw, steps, *found, 0.5, self.position - steps / 2, profile)
+        middle = self.position - steps / 2
+        return Sample(limit_mw, steps, *found, 0.5, middle, beside=setting.beside)
 
 
 def planner(
     selector: OptimumSelector, name: SearchName = "adaptive", path: Path | None = None
 ) -> LimitPlanner:
     file = None if path is None else ProfileFile(path)
-    return LimitPlanner(name, selector, 10, 40, 50_000, file, PARTICIPANTS.profiles)
+    return LimitPlanner(name, selector, 10, 40, 50_000, file, PARTICIPANTS.beside)
 
 
 def search(
@@ -82,19 +87,19 @@ def search(
     """Runs a search to its end, with samples that come a piece late. Returns its choice."""
     searching = planning.begin(participants)
     late: list[Sample] = []
-    current, profile = 0, None
-    trial = searching.next(current, job.position, profile)
+    current: Setting | None = None
+    trial = searching.next(current, job.position)
     while trial is not None or late:
         assert job.position < 3000, "the search does not end"
         if trial is not None:
-            if (trial.power_limit_mw, trial.profile) != (current, profile):
-                job.run(trial.power_limit_mw, trial.profile, max(1, trial.warmup_steps))
-            current, profile = trial.power_limit_mw, trial.profile
-            late.append(job.run(current, profile, trial.steps))
-            searching.ran(current, trial.steps, profile)
+            if trial.setting != current:
+                job.run(trial, max(1, trial.warmup_steps))
+            current = trial.setting
+            late.append(job.run(current, trial.steps))
+            searching.ran(current, trial.steps)
         if len(late) > 1 or trial is None:
             searching.add(late.pop(0))
-        trial = searching.next(current, job.position, profile)
+        trial = searching.next(current, job.position)
     planning.save(searching, participants, job.position, complete=True)
     return planning.choose(searching.estimates(job.position), participants)
 
@@ -123,7 +128,7 @@ def test_the_choice_is_as_good_as_the_best_pair(
         ]
         costs = selector.costs(rows)
         assert costs is not None
-        cost = costs[pairs(job).index((chosen.power_limit_mw, chosen.profile))]
+        cost = costs[pairs(job).index((chosen.power_limit_mw, chosen.of("power_profile")))]
         assert cost <= 1.02 * min(costs), f"seed {seed} chose {chosen}"
         assert sum(one.steps for one in planning.begin(PARTICIPANTS).samples) == 0
         assert job.position <= planning.expected_steps
@@ -135,11 +140,13 @@ def test_a_slowdown_counts_against_the_highest_limit_without_a_profile(name: Sea
     for seed in range(2):
         job = Job(seed, noise=0.005)
         chosen = search(planner(MaxSlowdownConstraint(1.03), name), job)
-        slowdown = job.time_s(chosen.power_limit_mw, chosen.profile) / job.time_s(HIGHEST, None)
+        slowdown = job.time_s(chosen.power_limit_mw, chosen.of("power_profile")) / job.time_s(
+            HIGHEST, None
+        )
         assert slowdown <= 1.03, f"seed {seed}: {chosen}"
-        assert chosen.profile == 7
+        assert chosen.of("power_profile") == 7
         loose = search(planner(MaxSlowdownConstraint(1.08), name), Job(seed, noise=0.005))
-        assert loose.profile == 1
+        assert loose.of("power_profile") == 1
 
 
 def test_profiles_that_save_nothing_are_not_searched_further() -> None:
@@ -149,43 +156,44 @@ def test_profiles_that_save_nothing_are_not_searched_further() -> None:
 
     job = Useless(3)
     chosen = search(planner(Energy()), job)
-    assert chosen.profile is None
+    assert chosen.of("power_profile") is None
     assert chosen.power_limit_mw < HIGHEST
     assert {limit for limit, profile in job.ran if profile is not None} == {HIGHEST}
 
 
 def test_a_profile_that_is_refused_is_left_out() -> None:
     job, searching = Job(1), planner(Energy()).begin(PARTICIPANTS)
-    limit, profile, tried = 0, None, set()
-    while (trial := searching.next(limit, job.position, profile)) is not None:
-        if trial.profile == 1:
-            searching.without(trial.power_limit_mw, 1)
+    held: Setting | None = None
+    tried = set()
+    while (trial := searching.next(held, job.position)) is not None:
+        if trial.of("power_profile") == 1:
+            searching.without(trial.setting)
             continue
-        limit, profile = trial.power_limit_mw, trial.profile
-        tried.add(profile)
-        searching.ran(limit, trial.steps, profile)
-        searching.add(job.run(limit, profile, trial.steps))
+        held = trial.setting
+        tried.add(held.of("power_profile"))
+        searching.ran(held, trial.steps)
+        searching.add(job.run(held, trial.steps))
     assert tried == {None, 7}
-    assert {one.profile for one in searching.estimates(job.position)} == {None, 7}
+    assert {one.of("power_profile") for one in searching.estimates(job.position)} == {None, 7}
 
 
 def test_the_choice_is_checked_beside_the_highest_limit_without_a_profile() -> None:
     job, planning = Job(5), planner(Energy())
     searching = planning.begin(PARTICIPANTS)
-    limit, profile = 0, None
+    held: Setting | None = None
 
     def run() -> None:
-        nonlocal limit, profile
-        while (trial := searching.next(limit, job.position, profile)) is not None:
-            limit, profile = trial.power_limit_mw, trial.profile
-            searching.ran(limit, trial.steps, profile)
-            searching.add(job.run(limit, profile, trial.steps))
+        nonlocal held
+        while (trial := searching.next(held, job.position)) is not None:
+            held = trial.setting
+            searching.ran(held, trial.steps)
+            searching.add(job.run(held, trial.steps))
 
     run()
     chosen = planning.choose(searching.estimates(job.position), PARTICIPANTS)
-    assert chosen.profile == 1
+    assert chosen.of("power_profile") == 1
     job.ran.clear()
-    searching.check(chosen.power_limit_mw, job.position, chosen.profile)
+    searching.check(chosen.setting, job.position)
     run()
     checked = set(job.ran)
     assert {(HIGHEST, None), (chosen.power_limit_mw, 1)} <= checked
@@ -208,14 +216,14 @@ def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
     assert again.read_profile()
     idle = Job(9)
     found = search(again, idle)
-    assert (found.power_limit_mw, found.profile) == (chosen.power_limit_mw, chosen.profile)
+    assert found.setting == chosen.setting
     assert idle.ran == []
     plain = LimitPlanner("adaptive", Energy(), 10, 40, 50_000, ProfileFile(path))
     assert plain.read_profile()
     alone = Participants(PARTICIPANTS.gpus, PARTICIPANTS.min_mw, PARTICIPANTS.max_mw)
     without = search(plain, Job(9), alone)
-    assert without.profile is None
-    assert not any(one.profile for one in plain.begin(alone).samples)
+    assert without.of("power_profile") is None
+    assert not any(one.beside for one in plain.begin(alone).samples)
 
 
 class ByLimit(OptimumSelector):
@@ -229,8 +237,8 @@ def test_a_selector_that_names_a_limit_gets_the_profile_of_least_energy() -> Non
     found = [
         LimitEstimate(500_000, 1.0, 10.0, 0.0, 0.0, 8),
         LimitEstimate(400_000, 1.1, 9.0, 0.0, 0.0, 8),
-        LimitEstimate(500_000, 1.0, 9.5, 0.0, 0.0, 8, profile=7),
-        LimitEstimate(400_000, 1.2, 8.0, 0.0, 0.0, 8, profile=7),
+        LimitEstimate(500_000, 1.0, 9.5, 0.0, 0.0, 8, beside=SEVEN),
+        LimitEstimate(400_000, 1.2, 8.0, 0.0, 0.0, 8, beside=SEVEN),
     ]
     assert best(ByLimit(), found, 40, cautious=False) is found[3]
 
@@ -240,9 +248,9 @@ def test_a_profile_that_changes_next_to_nothing_is_not_chosen() -> None:
         LimitEstimate(500_000, 1.0, 10.0, 0.0, 0.0, 8),
         LimitEstimate(400_000, 1.1, 9.0, 0.0, 0.0, 8),
     )
-    alike = LimitEstimate(400_000, 1.1, 8.95, 0.0, 0.0, 8, profile=7)
+    alike = LimitEstimate(400_000, 1.1, 8.95, 0.0, 0.0, 8, beside=SEVEN)
     assert best(Energy(), [*plain, alike], 40, cautious=False) is plain[1]
-    faster = LimitEstimate(400_000, 1.05, 8.95, 0.0, 0.0, 8, profile=7)
+    faster = LimitEstimate(400_000, 1.05, 8.95, 0.0, 0.0, 8, beside=SEVEN)
     assert best(Energy(), [*plain, faster], 40, cautious=False) is faster
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from zeus.optimizer.power_limit.estimates import (
     Estimates,
@@ -74,6 +73,12 @@ class Adaptive(Search):
     resolve; else after a third of the exhaustive search's steps, but not before four limits could
     be tried; after twice as many if the expected excess is still above `EXTEND` or the choice is
     not certain.
+
+    Args:
+        costs: The selector's costs of a curve.
+        choose: Returns the choice, mW, from estimates; cautious or not. Raises ValueError if there
+            is none.
+        gpus: Number of GPUs that train together.
     """
 
     cautious = True
@@ -113,7 +118,7 @@ class Adaptive(Search):
         ]
 
     @override
-    def ran(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
+    def ran(self, power_limit_mw: int, steps: int) -> None:
         super().ran(power_limit_mw, steps)
         if power_limit_mw == self._at:
             self._stay += steps
@@ -134,12 +139,12 @@ class Adaptive(Search):
                 self._begun_at = None
 
     @override
-    def without(self, power_limit_mw: int, profile: int | None = None) -> None:
+    def without(self, power_limit_mw: int) -> None:
         super().without(power_limit_mw)
         self._estimates.limits_mw = self.limits_mw
         self._to_check = [one for one in self._to_check if one != power_limit_mw]
 
-    def check(self, chosen_mw: int, position: int, profile: int | None = None) -> None:
+    def check(self, chosen_mw: int, position: int) -> None:
         """Measures the highest limit and the choice again, some steps after the choice."""
         self._to_check = [self.limits_mw[0], chosen_mw]
         self._begun_at = None
@@ -148,7 +153,7 @@ class Adaptive(Search):
         self.settled = False
 
     @override
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
+    def next(self, current_mw: int, position: int) -> LimitTrial | None:
         if self.settled:
             return None
         # A piece's energy arrives a little later; continue measuring until the first one has.
@@ -222,24 +227,9 @@ class Adaptive(Search):
             current_mw == highest == self._at and sum(one.steps for one in here) < self._beside
         ):
             return highest
-        if sure == likely or self._unreached() or self._in_vain(estimates, likely, position):
+        if sure == likely or self._unreached():
             return None
         return min((likely, highest), key=self._estimates.steps_at)
-
-    def _in_vain(self, estimates: list[LimitEstimate], likely: int, position: int) -> bool:
-        """Whether the likely choice would still be uncertain after all remaining steps."""
-        left = (self._most - self._spent(LimitTrial(likely, 0, 0), position)) * MEASURED / 2
-        steps = [self._estimates.steps_at(one) + left for one in (likely, self.limits_mw[0])]
-        error = self._estimates.step_noise() * math.sqrt(sum(1 / max(1.0, one) for one in steps))
-        then = [
-            replace(
-                one,
-                time_ratio_error=min(error, one.time_ratio_error),
-                energy_ratio_error=min(error, one.energy_ratio_error),
-            )
-            for one in estimates
-        ]
-        return self.choose(then, True) != likely
 
     def _spent(self, trial: LimitTrial, position: int) -> int:
         """Steps of the search, with those of a trial."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from zeus.device.gpu import GPU
-from zeus.exceptions import ZeusArgumentError
+from zeus.exceptions import ZeusArgumentError, ZeusGPUNotSupportedError
+from zeus.optimizer.power_limit.settings import Beside
 from zeus.utils.warn import warn
 from zeus_ipc.controls import profile_id
 
@@ -168,9 +169,8 @@ def _text(given: object) -> str:
     return f"the class {given.__name__}" if isinstance(given, type) else repr(given)
 
 
-def profiles_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[str]) -> list[int]:
-    """Returns the numbers of the workload power profiles to search: those that all GPUs offer, or
-    the named ones.
+def profiles_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[str]) -> list[Beside]:
+    """Returns the workload power profiles to search: those that all GPUs offer, or the named ones.
 
     Raises:
         ZeusArgumentError: A GPU offers none, or not all of the named ones.
@@ -194,15 +194,45 @@ def profiles_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[str]) -> lis
         raise ZeusArgumentError(
             "these GPUs have no workload power profile in common; leave search_profiles out"
         )
-    if wanted is True:
-        return [number for name in common if (number := profile_id(name)) is not None]
     found = []
-    for name in wanted:
+    for name in common if wanted is True else wanted:
         number = profile_id(name) if isinstance(name, str) else None
         if number is None or number not in map(profile_id, common):
             raise ZeusArgumentError(
                 f"search_profiles names {name!r}, which these GPUs do not offer; there are "
                 f"{', '.join(common)}"
             )
-        found.append(number)
+        found.append(Beside("power_profile", number))
     return found
+
+
+CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+"""Bounds of the graphics clock to search, of the highest."""
+
+
+def clocks_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[int]) -> list[Beside]:
+    """Returns the bounds of the graphics clock to search, descending, of those that all GPUs take.
+
+    Raises:
+        ZeusArgumentError: A GPU does not take one of those given, or has no clock to lock.
+    """
+    if not wanted or not gpus:
+        return []
+    try:
+        offered = [set(gpu.get_supported_graphics_clocks()) for gpu in gpus]
+    except ZeusGPUNotSupportedError as error:
+        raise ZeusArgumentError(f"{error.message}; leave search_clocks out") from None
+    common = set.intersection(*offered)
+    if not common:
+        raise ZeusArgumentError("these GPUs have no clock in common; leave search_clocks out")
+    if wanted is True:
+        highest = max(common)
+        clocks = {min(common, key=lambda one: abs(one - share * highest)) for share in CLOCK_SHARES}
+    else:
+        clocks = set(wanted)
+        if odd := clocks - common:
+            raise ZeusArgumentError(
+                f"search_clocks names {min(odd)} MHz, which these GPUs do not offer; they have "
+                f"{min(common)} to {max(common)} MHz, such as {sorted(common)[len(common) // 2]}"
+            )
+    return [Beside("graphics_clock", one) for one in sorted(clocks, reverse=True)]

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate
-from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.selectors import (
     MaxSlowdownConstraint,
     NotMeasured,
     OptimumSelector,
 )
-from zeus_ipc.controls import profile_name
+from zeus.optimizer.power_limit.settings import watts
 
 SURE = 2.2
 """A limit's slowdown must be within the constraint and its allowance by this many standard
@@ -28,8 +28,8 @@ ALLOWANCE = 0.02
 
 
 ALIKE = 0.01
-"""A workload power profile must change energy or time by more than this share, compared with the
-choice without one."""
+"""What is beside a limit must change energy or time by more than this share, compared with the best
+limit alone."""
 
 
 def measurements(estimates: Sequence[LimitEstimate], steps: int) -> list[PowerLimitMeasurement]:
@@ -39,7 +39,8 @@ def measurements(estimates: Sequence[LimitEstimate], steps: int) -> list[PowerLi
             power_limit=watts(one.power_limit_mw),
             energy=one.energy_j * steps,
             time=one.time_s * steps,
-            power_profile=None if one.profile is None else profile_name(one.profile),
+            power_profile=one.power_profile,
+            graphics_clock=one.graphics_clock,
         )
         for one in estimates
     ]
@@ -57,6 +58,12 @@ def best(
 ) -> LimitEstimate:
     """Returns the best estimate.
 
+    Args:
+        estimates: The first is of the highest limit alone.
+        steps: Number of steps of the selector's measurements.
+        cautious: Skip what may cost more energy than the highest limit, or be slower than the
+            constraint by more than `ALLOWANCE`.
+
     Raises:
         ValueError: The selector fails, or chooses what was not measured.
     """
@@ -66,9 +73,9 @@ def best(
         if not cautious or chosen is left[0] or _holds(selector, chosen, left[0]):
             break
         left.remove(chosen)
-    if chosen.profile is None:
+    if chosen.beside is None:
         return chosen
-    plain = [one for one in estimates if one.profile is None]
+    plain = [one for one in estimates if one.beside is None]
     without = best(selector, plain, steps, cautious=cautious)
     return without if _alike(chosen, without) else chosen
 

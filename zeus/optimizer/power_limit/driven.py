@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.report import Report
-from zeus.optimizer.power_limit.states import Profiling, State, Warmup
+from zeus.optimizer.power_limit.states import State
 from zeus.utils.configured import Configured
 from zeus.utils.warn import warn
 
@@ -104,6 +104,13 @@ class Driven(Configured):
 
     # ------------------------------------------------------------------------ for the subclasses
 
+    def _require(self, package: str, extra: str, installed: bool) -> None:
+        if not installed:
+            raise ImportError(
+                f"The {package} package is not installed. Please install it to use the "
+                f'{type(self).__name__}. Run `pip install "zeusd[{extra}]"`.'
+            )
+
     def _begin_training(self) -> None:
         """Training begins, perhaps again: after an error, there was no event for its end."""
         self._drop_window()
@@ -135,9 +142,8 @@ class Driven(Configured):
             self.optimizer.close()
 
     def _drop_window(self) -> None:
-        """Something other than training happened unexpectedly."""
-        if isinstance(self.optimizer.state, (Warmup, Profiling)):
-            self.optimizer.on_evaluate(math.nan)
+        """Something other than training happened, perhaps unexpectedly."""
+        self.optimizer.on_evaluate(math.nan)
 
     def _collect_metrics(self) -> None:
         """Keeps the optimizer's figures for `_log`, as they arrive at times that do not suit the
@@ -145,11 +151,11 @@ class Driven(Configured):
         """
         self.optimizer.on_metrics = self._figures.append
 
-    def _log(self, send: Callable[[dict[str, float]], object]) -> None:
-        """Logs the figures kept. An error ends only the logging."""
+    def _log(self, send: Callable[[dict[str, float]], object] | None) -> None:
+        """Logs the figures kept; None: another process does. An error ends only the logging."""
         while self._figures:
             figures = self._figures.popleft()
-            if not self._logs:
+            if send is None or not self._logs:
                 continue
             try:
                 send(dict(figures))

@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from zeus.optimizer.power_limit.settings import Setting
 
 STEP_NOISE = 0.03
 """Prior spread of single steps, as a fraction, ..."""
@@ -26,28 +28,25 @@ DRIFT = 0.01
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Measurement of some steps at one limit, all GPUs together.
+class Sample(Setting):
+    """Measurement of some steps at one setting, all GPUs together.
 
     Attributes:
         time_s: Time of all of them, in the slowest process.
         energy_error_j: Uncertainty of their energy, two standard deviations.
         position: Training steps between the beginning of the search and the sample's middle.
-        profile: The workload power profile; None: none was set.
     """
 
-    power_limit_mw: int
     steps: int
     energy_j: float
     time_s: float
     energy_error_j: float = 0.0
     position: float = 0.0
-    profile: int | None = None
 
 
 @dataclass(frozen=True)
-class LimitEstimate:
-    """A limit's time and energy per step as they are now.
+class LimitEstimate(Setting):
+    """A setting's time and energy per step as they are now.
 
     Attributes:
         time_s: Seconds per step.
@@ -57,10 +56,8 @@ class LimitEstimate:
         steps: Number of steps measured at it.
         time_ratio_error: Standard deviation of its time over the highest limit's, as a fraction:
             less than the sum of both errors, as the two limits' errors are correlated.
-        profile: The workload power profile; None: none is set.
     """
 
-    power_limit_mw: int
     time_s: float
     energy_j: float
     time_error: float
@@ -68,7 +65,6 @@ class LimitEstimate:
     steps: int
     time_ratio_error: float = 0.0
     energy_ratio_error: float = 0.0
-    profile: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,12 +88,10 @@ class _Shape:
     slope: float
     bend: float
     smooth: float
-    own: float = 0.0
 
 
-_OWN = (0.02, 0.06)
-"""Deviation of a single limit from the smooth curve, one standard deviation: jobs whose time hardly
-depends on the GPU scatter widely. The more likely of the two is used."""
+_OWN = 0.02
+"""Deviation of a single limit from the smooth curve, one standard deviation."""
 _LENGTH = 0.25  # of the smooth deviation, in the limit's logarithm
 _TIME = _Shape(0.2, 0.7, level=0.05, slope=0.3, bend=0.7, smooth=0.02)
 _POWER = _Shape(-0.9, 0.0, level=0.05, slope=0.1, bend=0.1, smooth=0.03)
@@ -123,21 +117,13 @@ class _Process:
         observed: Sequence[tuple[_Point, float, float]],
         grid: Sequence[_Point],
     ) -> None:
+        self._shape = shape
         points = [point for point, _, _ in observed]
-        likeliest = -math.inf
-        for own in _OWN:
-            self._shape = replace(shape, own=own)
-            gram = [[self._kernel(a, b) for b in points] for a in points]
-            for i, (_, _, variance) in enumerate(observed):
-                gram[i][i] += variance + 1e-9
-            factor = _cholesky(gram)
-            scaled = _solve(
-                factor, [value - level - self._mean(point) for point, value, _ in observed]
-            )
-            evidence = -_dot(scaled, scaled) / 2 - sum(math.log(row[-1]) for row in factor)
-            if evidence > likeliest:
-                likeliest, lower, rest, chosen = evidence, factor, scaled, self._shape
-        self._shape = chosen
+        gram = [[self._kernel(a, b) for b in points] for a in points]
+        for i, (_, _, variance) in enumerate(observed):
+            gram[i][i] += variance + 1e-9
+        lower = _cholesky(gram)
+        rest = _solve(lower, [value - level - self._mean(point) for point, value, _ in observed])
         across = [_solve(lower, [self._kernel(a, b) for b in points]) for a in grid]
         self.mean = [
             level + self._mean(point) + _dot(row, rest)
@@ -175,7 +161,7 @@ class _Process:
         value = shape.level**2 + shape.slope**2 * product + shape.bend**2 * product**2
         value += shape.smooth**2 * math.exp(-(((a.log - b.log) / _LENGTH) ** 2) / 2)
         value += DRIFT**2 * a.age * b.age
-        return value + (shape.own**2 if a.limit_mw == b.limit_mw else 0.0)
+        return value + (_OWN**2 if a.limit_mw == b.limit_mw else 0.0)
 
 
 def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
@@ -230,7 +216,13 @@ def visits(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 class Estimates:
-    """Learns from samples."""
+    """Learns from samples.
+
+    Args:
+        limits_mw: All limits, mW, descending.
+        gpus: Number of GPUs included in the energies.
+        horizon: Steps over which `DRIFT` may happen.
+    """
 
     def __init__(self, limits_mw: Sequence[int], gpus: int, horizon: float) -> None:
         self.limits_mw = list(limits_mw)
@@ -350,7 +342,11 @@ class Posterior:
     def curves(
         self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]
     ) -> list[LimitCurve]:
-        """Draws random curves from the posterior."""
+        """Draws random curves from the posterior.
+
+        Args:
+            normals: For each curve, two rows of independent normal numbers, one for each limit.
+        """
         curves = []
         for for_time, for_power in normals:
             time_s = [math.exp(one) for one in self._time.draw(for_time)]

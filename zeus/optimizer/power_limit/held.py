@@ -1,7 +1,7 @@
-"""The power limit and profile that a process holds on its GPUs, even while zeusd does not answer.
-A thread sets and releases them, and training waits for it only as long as its shell allows. The
-thread retries until zeusd answers: a zeusd that restarts keeps the leases of running processes, so
-a limit that is no longer wanted must be released then.
+"""The setting that a process holds on its GPUs, even while zeusd does not answer. A thread sets and
+releases it, and training waits for it only as long as it may. The thread retries until zeusd
+answers: a zeusd that restarts keeps the leases of running processes, so a setting that is no longer
+wanted must be released then.
 """
 
 from __future__ import annotations
@@ -9,42 +9,29 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from zeus import _node
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError, ZeusGPULeaseExpiredError
+from zeus.optimizer.power_limit.settings import Kind, Setting
 from zeus_ipc.circuit import bounded, unanswered
 
 log = logging.getLogger(__name__)
-
-_Wanted = tuple[int, int | None] | None
-"""A limit, mW, and a workload power profile; None: to be released."""
 
 RETRY_S = 1.0
 """Interval between retries to a zeusd that does not answer."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of setting or releasing a limit.
-
-    Attributes:
-        power_limit_mw: The limit; None: a release.
-        error: Why it failed; None: it succeeded.
-    """
-
-    power_limit_mw: int | None
-    error: ZeusBaseError | None = None
-    profile: int | None = None
+_Outcome = ZeusBaseError | bool
+"""Whether zeusd has done it; an error: it will not."""
 
 
-class HeldLimits:
-    """The limits that a process holds on some GPUs.
+class HeldSetting:
+    """The setting that a process holds on some GPUs.
 
     Args:
         gpus: The process's GPUs.
-        indices: Those of them whose limits are set.
+        indices: Those of them that are set.
         wait: Waits for an event, as long as training may now.
     """
 
@@ -53,38 +40,45 @@ class HeldLimits:
     ) -> None:
         self._gpus = gpus
         self._indices = gpus.with_power_limit(indices) if indices else []
-        self._wait = wait
         self._guard = threading.Lock()
+        self._wait = wait
         self._changed, self._tried = threading.Event(), threading.Event()
         self._behind: threading.Thread | None = None
-        self._wanted: _Wanted = None
-        self._profiled = False  # whether any profile has been set
-        self._outcome: Outcome | None = None
+        self._wanted: Setting | None = None
+        self._beside: dict[Kind, bool] = {}  # what was tried beside a limit: whether it was set
+        self._outcome: _Outcome = False
 
-    def set(self, power_limit_mw: int, profile: int | None = None) -> Outcome | None:
-        """Sets a limit on all GPUs, mW, and a workload power profile, or clears the one that was
-        set. Returns None if this takes longer than training may wait; see `outcome`. Acquires a
-        lost lease again, as after the program was stopped.
+    def set(self, setting: Setting) -> bool:
+        """Sets a setting on all GPUs. Returns False if this takes longer than training may wait;
+        see `is_set`. Acquires a lost lease again, as after the program was stopped.
+
+        Raises:
+            ZeusBaseError: It cannot be set.
         """
-        return self._want((power_limit_mw, profile), wait=True)
+        self._want(setting, wait=True)
+        return self.is_set()
 
-    def outcome(self) -> Outcome | None:
-        """Returns, once, the outcome for which `set` returned None; None: still pending. Takes no
-        time.
+    def is_set(self) -> bool:
+        """Whether it is set, or released, by now; once. Takes no time.
+
+        Raises:
+            ZeusBaseError: It cannot be set.
         """
         with self._guard:
-            outcome, self._outcome = self._outcome, None
+            outcome, self._outcome = self._outcome, False
+        if isinstance(outcome, ZeusBaseError):
+            raise outcome
         return outcome
 
     def release(self) -> None:
-        """Restores the limits. Does not wait for a zeusd that does not answer, or has not set a
-        limit yet.
+        """Restores the setting. Does not wait for a zeusd that does not answer, or has not set one
+        yet.
         """
         self._want(None, wait=self._behind is None and _node.answers())
 
-    def _want(self, wanted: _Wanted, wait: bool) -> Outcome | None:
+    def _want(self, wanted: Setting | None, wait: bool) -> None:
         with self._guard:
-            self._wanted, self._outcome = wanted, None
+            self._wanted, self._outcome = wanted, False
             self._changed.set()
             self._tried.clear()
             behind = self._behind
@@ -94,14 +88,14 @@ class HeldLimits:
                     behind.start()
                 except RuntimeError:  # no more threads, or the process ends
                     with bounded():
-                        return self._done(wanted)
+                        self._outcome = self._done(wanted)
+                    return
                 self._behind = behind
         if wait:
             self._wait(self._tried)
-        return self.outcome()
 
     def _go_on(self) -> None:
-        """The thread: applies the wanted limit, until zeusd answers."""
+        """The thread: applies the wanted setting, until zeusd answers."""
         while True:
             with self._guard:
                 wanted = self._wanted
@@ -110,45 +104,61 @@ class HeldLimits:
             with self._guard:
                 if not self._changed.is_set():
                     self._tried.set()
-                    if outcome is not None:
+                    if outcome:
                         self._outcome, self._behind = outcome, None
                         return
-            if outcome is None:
+            if not outcome:
                 self._changed.wait(RETRY_S)
 
-    def _done(self, wanted: _Wanted) -> Outcome | None:
-        """Sets a limit, or releases them all. Returns None if unanswered."""
+    def _done(self, wanted: Setting | None) -> _Outcome:
+        """Sets a setting, or releases all. Returns False if unanswered."""
         try:
-            if wanted is None:
+            if wanted is not None:
+                self._write(wanted)
+            else:
                 self._gpus.release_all(self._indices)
-                return Outcome(None)
-            self._write(*wanted)
+                self._beside.clear()
         except ZeusBaseError as error:
             if unanswered(error.__cause__):
-                return None
-            if wanted is None:
-                log.info("limits are restored by zeusd when this process ends: %s", error.message)
-                return Outcome(None, error)
-            return Outcome(wanted[0], error, wanted[1])
+                return False
+            if wanted is not None:
+                return error
+            log.info("limits are restored by zeusd when this process ends: %s", error.message)
         except Exception as error:  # the thread must not end without an outcome
             log.warning("a power limit cannot be set", exc_info=True)
-            return Outcome(None if wanted is None else wanted[0], ZeusBaseError(repr(error)))
-        return Outcome(wanted[0], profile=wanted[1])
+            return ZeusBaseError(repr(error))
+        return True
 
-    def _write(self, power_limit_mw: int, profile: int | None) -> None:
+    def _write(self, wanted: Setting) -> None:
         gpus, indices = self._gpus, self._indices
         self._again(
-            lambda: gpus.set_power_management_limits(indices, power_limit_mw),
+            lambda: gpus.set_power_management_limits(indices, wanted.power_limit_mw),
             lambda: gpus.acquire_power_limits(indices),
         )
-        if profile is None and not self._profiled:
-            return
-        self._profiled = True
-        profiles = [] if profile is None else [profile]
-        self._again(
-            lambda: gpus.set_power_profiles_of(indices, profiles),
-            lambda: gpus.acquire_power_profiles(indices),
-        )
+        if wanted.beside is not None:
+            self._beside.setdefault(wanted.beside.kind, False)
+        for kind, was_set in list(self._beside.items()):
+            value = wanted.of(kind)
+            try:
+                self._write_beside(kind, value)
+            except ZeusBaseError as error:
+                if was_set or value is not None or unanswered(error.__cause__):
+                    raise
+                continue  # what was never set need not be restored
+            self._beside[kind] = was_set or value is not None
+
+    def _write_beside(self, kind: Kind, value: int | None) -> None:
+        gpus, indices = self._gpus, self._indices
+        if kind == "power_profile":
+            self._again(
+                lambda: gpus.set_power_profiles_of(indices, [] if value is None else [value]),
+                lambda: gpus.acquire_power_profiles(indices),
+            )
+        else:
+            self._again(
+                lambda: gpus.bound_graphics_clocks(indices, value),
+                lambda: gpus.acquire_graphics_clocks(indices),
+            )
 
     def _again(self, write: Callable[[], None], acquire: Callable[[], None]) -> None:
         try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zeus.optimizer.power_limit.driven import Driven, same_arguments
@@ -12,13 +11,7 @@ from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.utils.guard import guarded
 
 if TYPE_CHECKING:
-    from transformers import (
-        Trainer,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-    )
+    from transformers import Trainer, TrainerCallback
 
     INSTALLED = True
 else:
@@ -46,11 +39,7 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
 
     @same_arguments(GlobalPowerLimitOptimizer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not INSTALLED:
-            raise ImportError(
-                "The transformers package is not installed. Please install it to use the "
-                'HFGlobalPowerLimitOptimizer. Run `pip install "zeusd[hf]"`.'
-            )
+        self._require("transformers", "hf", INSTALLED)
         super().__init__(*args, **kwargs)
         self._trainer: Callable[[], Trainer | None] = lambda: None
 
@@ -69,7 +58,7 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         self._logs = True
         self._collect_metrics()
 
-    # ---------------------------------------------------------------------------------- events
+    # ------------------------------- events: arguments, state and control of training, and objects
 
     @guarded
     def on_train_begin(self, *event: Any, **objects: Any) -> None:
@@ -82,88 +71,44 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         self.optimizer.on_epoch_begin()
 
     @guarded
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *event: Any,
-        **objects: Any,
-    ) -> None:
+    def on_step_begin(self, *event: Any, **objects: Any) -> None:
         """An optimizer step begins."""
         self._begin_step()
-        self._send(control)
+        self._send(event[2])
 
     @guarded
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *event: Any,
-        **objects: Any,
-    ) -> None:
+    def on_step_end(self, *event: Any, **objects: Any) -> None:
         """An optimizer step has ended; the control's flags say what may follow."""
         self._end_step()
+        control = event[2]
         if control.should_evaluate or control.should_save:
             self.optimizer.on_pause()
 
     @guarded
     def on_prediction_step(self, *event: Any, **objects: Any) -> None:
-        """A batch was evaluated, perhaps unexpectedly by a later callback."""
+        """A batch was evaluated, perhaps unexpectedly by a later callback; or something else than
+        training was done.
+        """
         self._drop_window()
 
-    @guarded
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *event: Any,
-        metrics: Mapping[str, Any] | None = None,
-        **objects: Any,
-    ) -> None:
-        """The model was evaluated."""
-        self.optimizer.on_evaluate(_metric(args, metrics or {}))
+    on_evaluate = on_prediction_step
+    on_predict = on_prediction_step
+    on_save = on_prediction_step
 
     @guarded
-    def on_predict(self, *event: Any, **objects: Any) -> None:
-        """The model has predicted."""
-        self._drop_window()
-
-    @guarded
-    def on_save(self, *event: Any, **objects: Any) -> None:
-        """A checkpoint was written."""
-        self._drop_window()
-
-    @guarded
-    def on_epoch_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *event: Any,
-        **objects: Any,
-    ) -> None:
+    def on_epoch_end(self, *event: Any, **objects: Any) -> None:
         """An epoch has ended; the evaluation after it has not begun."""
         self._end_epoch()
-        self._send(control)
+        self._send(event[2])
 
     @guarded
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *event: Any,
-        logs: Mapping[str, Any] | None = None,
-        **objects: Any,
-    ) -> None:
+    def on_log(self, *event: Any, **objects: Any) -> None:
         """Something was logged. If it is the summary of training, this is the last chance to log:
         the logging callbacks close in `on_train_end`, before ours is called.
         """
+        _, state, control, *_ = event
         over = control.should_training_stop or state.global_step >= state.max_steps
-        if over and "train_runtime" in (logs or {}) and self._trainer() is not None:
+        if over and "train_runtime" in (objects.get("logs") or {}) and self._trainer() is not None:
             self._end_training()
             self._send(control)
 
@@ -172,25 +117,10 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         """Training has ended: restore the limits."""
         self._end_training()
 
-    # ------------------------------------------------------------------------------- internals
-
-    def _send(self, control: TrainerControl) -> None:
+    def _send(self, control: Any) -> None:
         trainer = self._trainer()
-        if trainer is None or not self._figures:
-            return
-        if not trainer.is_world_process_zero():
-            self._figures.clear()
-            return
-        # Logging clears the flag by which the trainer knows that its own figures are due.
-        due = control.should_log
-        self._log(trainer.log)
-        control.should_log = due
-
-
-def _metric(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
-    """Returns the metric for the best model, else the loss, else NaN."""
-    best = str(getattr(args, "metric_for_best_model", None) or "loss")
-    for name in (best, f"eval_{best}", "eval_loss"):
-        if isinstance(metrics.get(name), (int, float)):
-            return float(metrics[name])
-    return math.nan
+        if trainer is not None and self._figures:
+            # Logging clears the flag by which the trainer knows that its own figures are due.
+            due = control.should_log
+            self._log(trainer.log if trainer.is_world_process_zero() else None)
+            control.should_log = due

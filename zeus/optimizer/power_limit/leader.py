@@ -18,14 +18,14 @@ from zeus.optimizer.power_limit.messages import (
     Command,
     Hello,
     Message,
-    Missing,
     Piece,
     Stop,
     Trouble,
     Try,
 )
-from zeus.optimizer.power_limit.search import LimitTrial, Search
-from zeus_ipc.controls import profile_name
+from zeus.optimizer.power_limit.search import LimitTrial
+from zeus.optimizer.power_limit.settings import Beside, Setting
+from zeus.optimizer.power_limit.variants import SettingsSearch
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,16 @@ class Participants:
     """All processes that train together, once they have said hello.
 
     Attributes:
-        profiles: The workload power profiles to search: those that all offer.
+        gpus: The product name of each GPU, all processes' in order.
+        min_mw: The lowest limit that all accept, mW.
+        max_mw: The highest limit that all accept, mW.
+        beside: What to search beside limits: what all offer.
     """
 
     gpus: list[str]
     min_mw: int
     max_mw: int
-    profiles: tuple[int, ...] = ()
+    beside: tuple[Beside, ...] = ()
 
 
 @dataclass
@@ -65,17 +68,25 @@ class _Shared:
 
 
 class Leader:
-    """Owns the search."""
+    """Owns the search.
+
+    Args:
+        world: Number of processes that train together.
+        begin: Creates the search once all are known; raises ValueError if it cannot.
+        choose: Returns the choice from estimates; raises ValueError if there is none.
+        save: Called with the search, its position, and whether the choice is made, when it leaves a
+            setting, when measurements arrive, and at the choice.
+    """
 
     def __init__(
         self,
         world: int,
-        begin: Callable[[Participants], Search],
+        begin: Callable[[Participants], SettingsSearch],
         choose: Callable[[list[LimitEstimate], Participants], LimitEstimate],
-        save: Callable[[Search, Participants, int, bool], None],
+        save: Callable[[SettingsSearch, Participants, int, bool], None],
     ) -> None:
         self.world = world
-        self.search: Search | None = None
+        self.search: SettingsSearch | None = None
         self.participants: Participants | None = None
         self.over = False
         self._begin = begin
@@ -112,7 +123,7 @@ class Leader:
                 self._start()
         elif isinstance(message, Trouble):
             self._trouble(rank, message)
-        elif isinstance(message, Missing):
+        elif not message.time_s:
             self._miss((message.trial, message.index))
         else:
             self._piece(rank, message)
@@ -130,7 +141,7 @@ class Leader:
         # those pieces.
         shared.counts = self._is_current(trial.trial) and not self._enough
         if shared.counts:
-            self.search.ran(trial.power_limit_mw, steps, trial.profile)
+            self.search.ran(trial.setting, steps)
         self._decide()
 
     def tick(self, now_s: float, step: int) -> None:
@@ -189,7 +200,7 @@ class Leader:
         self._shared.clear()
         self._heard = dict.fromkeys(range(self.world), (now_s, step))
         self._trial = None
-        self.search.check(chosen.power_limit_mw, self.position, chosen.profile)
+        self.search.check(chosen.setting, self.position)
         self._decide()
 
     # ----------------------------------------------------------------------------- internals
@@ -208,13 +219,12 @@ class Leader:
 
     def _start(self) -> None:
         hellos = [self._hellos[rank] for rank in range(self.world)]
+        offered = [hello.beside for hello in hellos if hello.gpus] or [[]]
         self.participants = Participants(
             [gpu for hello in hellos for gpu in hello.gpus],
             max(hello.min_mw for hello in hellos),
             min(hello.max_mw for hello in hellos),
-            tuple(
-                one for one in hellos[0].profiles if all(one in hello.profiles for hello in hellos)
-            ),
+            tuple(one for one in offered[0] if all(one in others for others in offered)),
         )
         self._checks = False
         self._shared.clear()
@@ -258,16 +268,16 @@ class Leader:
         current = self._is_current(piece.trial)
         self._sampled = self._sampled or current
         if not shared.counts:
-            self.search.ran(trial.power_limit_mw, steps, trial.profile)
+            self.search.ran(trial.setting, steps)
         self.search.add(
             Sample(
-                trial.power_limit_mw,
+                trial.setting.power_limit_mw,
                 steps,
                 sum(part.energy_j / part.steps for part in parts) * steps,
                 max(part.time_s / part.steps for part in parts) * steps,
                 sum(part.energy_error_j / part.steps for part in parts) * steps,
                 shared.position,
-                trial.profile,
+                beside=trial.setting.beside,
             )
         )
         if not current and self.participants is not None:
@@ -295,27 +305,21 @@ class Leader:
     def _lose(self, key: tuple[int, int]) -> None:
         shared = self._shared.pop(key)
         if shared.counts and self.search is not None:
-            trial = shared.trial
-            self.search.lost(trial.power_limit_mw, shared.steps, trial.profile)
+            self.search.lost(shared.trial.setting, shared.steps)
             self._lost = True
 
     def _trouble(self, rank: int, trouble: Trouble) -> None:
-        limit, profile = trouble.power_limit_mw, trouble.profile
-        search = self.search
-        highest = search is not None and limit == search.limits_mw[0] and profile is None
-        if limit is None or search is None or highest:
+        setting, search = trouble.setting, self.search
+        if setting is None or search is None or setting == Setting(search.limits_mw[0]):
             self._stop(self._from(rank, trouble.reason))
             return
-        if limit in search.limits_mw:
-            what = f"{limit / 1000:g} W"
-            if profile is not None:
-                what += f" with {profile_name(profile)}"
-            log.info("%s is left out: %s", what, self._from(rank, trouble.reason))
-            search.without(limit, profile)
+        if setting.power_limit_mw in search.limits_mw:
+            log.info("%s is left out: %s", setting, self._from(rank, trouble.reason))
+            search.without(setting)
         for key, shared in list(self._shared.items()):
-            if _same(shared.trial, limit, profile):
+            if shared.trial.setting == setting:
                 self._lose(key)
-        if self._trial is not None and _same(self._trial, limit, profile):
+        if self._trial is not None and self._trial.setting == setting:
             self._left(rank, self._trial.trial)
             self._trial = None
         self._decide()
@@ -325,11 +329,9 @@ class Leader:
         if search is None or participants is None or self.over:
             return
         self._lost = False
-        current, profile = 0, None
-        if self._trial is not None:
-            current, profile = self._trial.power_limit_mw, self._trial.profile
-        trial = search.next(current, self.position, profile)
-        self._enough = trial is None or not _same(trial, current, profile)
+        current = None if self._trial is None else self._trial.setting
+        trial = search.next(current, self.position)
+        self._enough = trial is None or trial.setting != current
         if trial is None:
             if not search.pending:
                 self._finish(search, participants)
@@ -337,7 +339,7 @@ class Leader:
             self._try(trial, search, participants)
         # else: every process must have measured a part of a trial before any may leave it
 
-    def _try(self, trial: LimitTrial, search: Search, participants: Participants) -> None:
+    def _try(self, trial: LimitTrial, search: SettingsSearch, participants: Participants) -> None:
         if not self._enough and not trial.warmup_steps:
             return  # unchanged until the next command
         if self._trial is not None:
@@ -347,15 +349,14 @@ class Leader:
         self._sampled = self._enough = False
         self._trial = Try(
             trial=self._trials,
-            power_limit_mw=trial.power_limit_mw,
+            setting=trial.setting,
             warmup_steps=trial.warmup_steps,
             steps=trial.steps,
             check=self._checks,
-            profile=trial.profile,
         )
         self._commands.append(self._trial)
 
-    def _finish(self, search: Search, participants: Participants) -> None:
+    def _finish(self, search: SettingsSearch, participants: Participants) -> None:
         estimates = search.estimates(self.position)
         try:
             chosen = self._choose(estimates, participants)
@@ -364,22 +365,12 @@ class Leader:
             return
         self.over, self._chosen = True, chosen
         self._save(search, participants, self.position, True)
-        self._commands.append(
-            Choose(
-                power_limit_mw=chosen.power_limit_mw,
-                estimates=estimates,
-                reason=search.reason,
-                profile=chosen.profile,
-            )
-        )
+        choice = Choose(setting=chosen.setting, estimates=estimates, reason=search.reason)
+        self._commands.append(choice)
 
     def _stop(self, reason: str) -> None:
         self.over = True
         self._commands.append(Stop(reason=reason))
-
-
-def _same(trial: Try | LimitTrial, power_limit_mw: int, profile: int | None) -> bool:
-    return (trial.power_limit_mw, trial.profile) == (power_limit_mw, profile)
 
 
 def _ranks(ranks: list[int]) -> str:

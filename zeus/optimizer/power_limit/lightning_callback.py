@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from zeus.optimizer.power_limit.driven import Driven, same_arguments
@@ -29,11 +28,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
 
     @same_arguments(GlobalPowerLimitOptimizer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not INSTALLED:
-            raise ImportError(
-                "The lightning package is not installed. Please install it to use the "
-                'LightningGlobalPowerLimitOptimizer. Run `pip install "zeusd[lightning]"`.'
-            )
+        self._require("lightning", "lightning", INSTALLED)
         super().__init__(*args, **kwargs)
         self._step_began_at = 0
         self._saved: list[Any] = []
@@ -42,20 +37,18 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
     # ---------------------------------------------------------------------------------- events
 
     @guarded
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *event: Any, **objects: Any) -> None:
         """Training begins, the first time or again; the sanity check is over."""
         self._begin_training()
         self._saved = _saved(trainer)
 
     @guarded
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, *event: Any, **objects: Any) -> None:
         """An epoch begins."""
         self.optimizer.on_epoch_begin()
 
     @guarded
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *event: Any, **objects: Any) -> None:
         """A batch begins, and a step unless one is in progress."""
         saved = _saved(trainer)
         if saved != self._saved:  # a weights-only checkpoint does not call callbacks
@@ -68,12 +61,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
 
     @guarded
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, *event: Any, **objects: Any
     ) -> None:
         """A batch has ended, and a step if the weights have changed."""
         if pl_module.automatic_optimization and trainer.global_step == self._step_began_at:
@@ -87,39 +75,32 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
             self.optimizer.on_pause()
 
     @guarded
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, *event: Any, **objects: Any) -> None:
         """Validation begins; if a window is open, unexpectedly or within a step."""
         self._drop_window()
 
+    on_save_checkpoint = on_validation_start
+
     @guarded
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, *event: Any, **objects: Any) -> None:
         """The model was validated."""
         if not trainer.sanity_checking:
-            self.optimizer.on_evaluate(_metric(trainer))
+            self._drop_window()
 
     @guarded
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """A checkpoint is about to be written."""
-        self._drop_window()
-
-    @guarded
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, *event: Any, **objects: Any) -> None:
         """An epoch has ended."""
         self._end_epoch()
         self._send(trainer)
 
     @guarded
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, *event: Any, **objects: Any) -> None:
         """Training has ended: restore the limits."""
         self._end_training()
         self._send(trainer)
 
     @guarded
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, *event: Any, **objects: Any) -> None:
         """Training has failed or was interrupted: restore the limits."""
         self.close()
 
@@ -129,13 +110,8 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
         if stage == "fit":
             self._end_training()
 
-    # ------------------------------------------------------------------------------- internals
-
     def _send(self, trainer: Trainer) -> None:
         if not self._figures:
-            return
-        if not trainer.is_global_zero:
-            self._figures.clear()
             return
         # The step number that Lightning and its callbacks log with.
         loop = trainer.fit_loop.epoch_loop
@@ -145,7 +121,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=step)
 
-        self._log(send)
+        self._log(send if trainer.is_global_zero else None)
 
 
 def _validates_now(trainer: Trainer) -> bool:
@@ -167,12 +143,3 @@ def _saved(trainer: Trainer) -> list[Any]:
     """What changes when a checkpoint is written."""
     names = ("_last_global_step_saved", "best_model_path", "last_model_path")
     return [getattr(one, name, None) for one in trainer.checkpoint_callbacks for name in names]
-
-
-def _metric(trainer: Trainer) -> float:
-    """Returns the metric for checkpoints, else `val_loss`, else NaN."""
-    monitored = [getattr(one, "monitor", None) for one in trainer.checkpoint_callbacks]
-    for name in (*monitored, "val_loss"):
-        if name in trainer.callback_metrics:
-            return float(trainer.callback_metrics[name])
-    return math.nan

@@ -1,7 +1,8 @@
 """`GlobalPowerLimitOptimizer`: tries power limits while training continues, and keeps the best.
 
-It reports training's events to one process's `Core`, and a `Shell` performs the core's actions.
-Limits are set under leases of the node's daemon, which restores them when training ends or crashes.
+It reports training's events to one process's `Core`, which acts on the node by `NodeEffects`.
+Settings are set under leases of the node's daemon, which restores them when training ends or
+crashes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError, ZeusGPUNotSupportedError
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import actions, arguments, others
-from zeus.optimizer.power_limit.actions import Actions
+from zeus.optimizer.power_limit import arguments, others
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
+from zeus.optimizer.power_limit.effects import NodeEffects
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.messages import Choose, Hello
 from zeus.optimizer.power_limit.planner import LimitPlanner, scan
@@ -27,14 +28,12 @@ from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileFil
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.search import SearchName
 from zeus.optimizer.power_limit.selectors import OptimumSelector
-from zeus.optimizer.power_limit.shell import Shell
 from zeus.optimizer.power_limit.states import Done, State
 from zeus.utils import framework
 from zeus.utils.configured import Configured
 from zeus.utils.guard import guarded
 from zeus.utils.warn import warn
 from zeus_ipc.circuit import bounded
-from zeus_ipc.controls import profile_name
 from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
@@ -69,6 +68,9 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
             changes; `exhaustive` every limit once, from the highest down.
         search_profiles: Search workload power profiles beside limits (Blackwell): all that the GPUs
             offer, or those named. A candidate is then a pair of a limit and a profile.
+        search_clocks: Search bounds of the graphics clock beside limits: True for 90 to 50 % of the
+            highest, or those given, MHz. Where no limit lowers a job's power, a clock may. Not yet
+            measured on a real GPU.
         together: Search together with the other processes of torch.distributed. Use False if the
             monitor of one process has the GPUs of all, and only that process has an optimizer.
 
@@ -82,6 +84,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         disabled: Whether the search was given up.
         current_power_limit: The limit that is set, mW; 0: none is.
         current_power_profile: The workload power profile that is set with it; None: none.
+        current_clock: The highest graphics clock that is set with it, MHz; None: any.
         estimates: The estimates behind the choice.
         power_limits: The limits that may be tried, mW, descending.
         on_progress: Called with the optimizer after every step that it handles, if set.
@@ -99,6 +102,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         profile_path: str | Path | ProfileFile | None = None,
         search: SearchName = "adaptive",
         search_profiles: bool | Sequence[str] = False,
+        search_clocks: bool | Sequence[int] = False,
         together: bool = True,
     ) -> None:
         arguments.check_monitor(monitor)
@@ -123,7 +127,10 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         indices = monitor.gpus.with_power_limit(monitor.gpu_indices, alone)
         self._gpus = [monitor.gpus[index] for index in indices]
         self._publishing = indices
-        profiles = arguments.profiles_to_search(self._gpus, search_profiles)
+        beside = [
+            *arguments.profiles_to_search(self._gpus, search_profiles),
+            *arguments.clocks_to_search(self._gpus, search_clocks),
+        ]
         if indices and (self.profile_path is None or not self.profile_path.exists()):
             others.borrow(monitor.gpus, indices)
         unsupported = ""
@@ -135,13 +142,14 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         step_mw = int(pl_step * 1000)
         self._planner = LimitPlanner(
             *(search, optimum_selector, warmup_steps, profile_steps, step_mw),
-            *(file, profiles),
+            *(file, beside),
         )
         self._planner.limits_mw = [] if unsupported else scan(min_mw, max_mw, step_mw)
         names = [gpu.get_name() for gpu in self._gpus]
-        hello = Hello(gpus=names, min_mw=min_mw, max_mw=max_mw, profiles=profiles)
-        self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
-        self._shell = Shell(self._core, monitor, indices, self._planner, max_mw, together)
+        hello = Hello(gpus=names, min_mw=min_mw, max_mw=max_mw, beside=beside)
+        self._effects = NodeEffects(monitor, indices, self._planner, max_mw, together)
+        steps = wait_steps, warmup_steps, profile_steps
+        self._core = Core(self._effects, hello, *steps, search == "adaptive")
         self._warned_ended = False
         self._published: Choose | None = None
         self._inside = self._claimed = False  # training has begun; it has claimed
@@ -151,12 +159,15 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
             raise ValueError(f"{self._taken()}.")
 
         if unsupported:
-            self._perform(self._core.give_up(unsupported))
+            self._core.give_up(unsupported)
+            self._follow()
             return
         self._turn_persistence_on()
         if self._planner.read_for_rank() and alone:
-            self._perform([actions.Join(), actions.Listen()])
-        self._perform(self._core.begin())
+            self._core.join()
+            self._core.listen()
+        self._core.begin()
+        self._follow()
 
     # ------------------------------------------------------------------------------- callbacks
 
@@ -169,13 +180,14 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         self._claim()
         if core.over and not core.disabled and core.chosen is None:
             self._planner.read_for_rank()
-        self._perform(core.begin_training())
+        core.begin_training()
+        self._follow()
 
     @override
     @guarded
     def on_epoch_begin(self) -> None:
         """An epoch begins."""
-        self._perform(self._core.begin_epoch())
+        self._core.begin_epoch()
 
     @override
     @guarded
@@ -185,16 +197,14 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         core = self._core
         self._claim()
         self._began_s, self._in_step = time.monotonic(), True
-        self._perform(core.begin_step(self._began_s, _node.answers(), _node.leases_lost()))
+        watched = isinstance(core.state, Done)
+        core.begin_step(self._began_s, _node.answers(), _node.leases_lost())
+        self._follow()
         if core.over:
             if not core.disabled and not self._warned_ended:
                 self._warned_ended = True
                 arguments.warn_of_step_after_end()
-            return
-        watched = isinstance(core.state, Done)
-        self._perform(core.advance())
-        self._perform(core.proceed())
-        if self.on_progress is not None and not watched and not core.over:
+        elif self.on_progress is not None and not watched:
             self.on_progress(self)
 
     @override
@@ -210,7 +220,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         """
         passed_s = time.monotonic() - self._began_s
         left = self._in_step and passed_s < LEFT_SHARE * self._work_s
-        self._perform(self._core.pause(not left))
+        self._core.pause(not left)
+        self._follow()
 
     on_pause = on_epoch_end
     """Something else begins, such as an evaluation: the same as the end of an epoch."""
@@ -219,7 +230,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     @guarded
     def on_evaluate(self, metric: float) -> None:
         """The model was evaluated: discards the open window."""
-        self._perform(self._core.evaluated())
+        self._core.evaluated()
+        self._follow()
 
     @override
     def on_train_end(self) -> None:
@@ -233,7 +245,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     def close(self) -> None:
         """Restores the limits. Never raises; the daemon also does it when this process ends."""
         self._inside = self._claimed = False
-        self._perform(self._core.close())
+        self._core.close()
         others.release(self)
 
     def give_up(self, error: Exception) -> None:
@@ -242,7 +254,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         """
         log.info("the power limit optimizer failed", exc_info=error)
         try:
-            self._perform(self._core.give_up(f"{type(error).__name__}: {error}"))
+            self._core.give_up(f"{type(error).__name__}: {error}")
             self.close()
         except Exception:  # training continues
             log.warning("limits are restored when this process ends", exc_info=True)
@@ -262,11 +274,11 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     @property
     def on_metrics(self) -> Callable[[dict[str, float]], None] | None:
         """Called with figures by name, when there are new ones, if set."""
-        return self._shell.show
+        return self._effects.show
 
     @on_metrics.setter
     def on_metrics(self, hook: Callable[[dict[str, float]], None] | None) -> None:
-        self._shell.show = hook
+        self._effects.show = hook
 
     @property
     def disabled(self) -> bool:
@@ -276,13 +288,20 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     @property
     def current_power_limit(self) -> int:
         """The limit that is set, mW; 0: none is."""
-        return self._core.current_mw
+        current = self._core.current
+        return 0 if current is None else current.power_limit_mw
 
     @property
     def current_power_profile(self) -> str | None:
         """The workload power profile that is set with it; None: none."""
-        profile = self._core.profile
-        return None if profile is None else profile_name(profile)
+        current = self._core.current
+        return None if current is None else current.power_profile
+
+    @property
+    def current_clock(self) -> int | None:
+        """The highest graphics clock that is set with it, MHz; None: any."""
+        current = self._core.current
+        return None if current is None else current.graphics_clock
 
     @property
     def estimates(self) -> list[LimitEstimate]:
@@ -309,19 +328,12 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         Args:
             path: Also draw it to this file, see `Report.draw`. A failure to draw causes a warning.
         """
-        core = self._core
+        core, state = self._core, self.state
         known = tuple(self._known())
-        chosen = None
+        chosen, reason = None, state.reason if isinstance(state, Done) else ""
         if core.chosen is not None and not core.disabled:
-            wanted = core.chosen.power_limit_mw, core.chosen.profile
-            chosen = next(
-                (one for one in known if (one.power_limit_mw, one.profile) == wanted), None
-            )
-        state = core.state
-        reason = state.reason if isinstance(state, Done) else ""
-        if chosen is not None and core.chosen is not None:
-            reason = core.chosen.reason
-        force = core.current_mw / 1000 if core.current_mw else None
+            chosen, reason = core.chosen.chosen, core.chosen.reason
+        force = self.current_power_limit / 1000 or None
         report = Report(known, chosen, core.searched, reason, force)
         if path is not None:
             try:
@@ -331,24 +343,24 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         return report
 
     def _known(self) -> list[LimitEstimate]:
-        leader = self._shell.leader
+        leader = self._effects.leader
         if self.estimates or leader is None or leader.search is None:
             return self.estimates
         return leader.search.estimates(leader.position)
 
     # --------------------------------------------------------------------------------- internals
 
-    def _perform(self, wanted: Actions) -> None:
-        self._shell.perform(wanted)
-        if self._claimed and self._core.disabled:
+    def _follow(self) -> None:
+        """After events: releases GPUs that are not searched any more, publishes a new choice."""
+        core = self._core
+        if self._claimed and core.disabled:
             self._claimed = False
             others.release(self)
-        chosen = self._core.chosen
-        if chosen is not self._published and not self._core.disabled:
-            self._published = chosen
-            if chosen is not None:
-                plain = [one for one in chosen.estimates if one.profile is None]
-                times_s = {one.power_limit_mw: one.time_s for one in plain}
+        if core.chosen is not self._published and not core.disabled:
+            self._published = core.chosen
+            if core.chosen is not None:
+                alone = [one for one in core.chosen.estimates if one.beside is None]
+                times_s = {one.power_limit_mw: one.time_s for one in alone}
                 others.publish(self.monitor.gpus, self._publishing, times_s)
 
     def _failed(self, error: Exception) -> None:
@@ -363,7 +375,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         if others.claim(self, uuids, firm=self._inside, again=self._claimed):
             self._claimed = True
         else:
-            self._perform(core.give_up(self._taken()))
+            core.give_up(self._taken())
+            self._follow()
 
     def _taken(self) -> str:
         return (

@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError
@@ -30,47 +29,44 @@ WAIT_S = 60.0
 CEILING = "fleet"
 
 
-@dataclass(frozen=True)
-class _Claim:
-    owner: weakref.ref[object]
-    firm: bool
-
-
 _guard = threading.Lock()
+_Claim = tuple["weakref.ref[object]", bool]
+"""An optimizer, and whether its training has begun."""
 _claims: dict[str, _Claim] = {}
 
 
 def firmly_held(owner: object, gpus: Sequence[str]) -> bool:
     """Whether an optimizer other than `owner` is training on one of these GPUs."""
-    return any(claim.firm for claim in _of_others(owner, gpus))
+    return any(firm for _, firm in _of_others(owner, gpus))
 
 
 def claim(owner: object, gpus: Sequence[str], *, firm: bool, again: bool) -> bool:
     """Claims GPUs for an optimizer, as long as it exists. Returns whether that succeeded.
 
     Args:
+        gpus: UUIDs.
         firm: Whether training has begun and not ended.
         again: Whether it has claimed them before: then it does not take them from another.
     """
     with _guard:
         others = _of_others(owner, gpus)
-        if others and (again or any(one.firm for one in others)):
+        if others and (again or any(firm for _, firm in others)):
             return False
-        _claims.update(dict.fromkeys(gpus, _Claim(weakref.ref(owner), firm)))
+        _claims.update(dict.fromkeys(gpus, (weakref.ref(owner), firm)))
         return True
 
 
 def release(owner: object) -> None:
     """Ends the claims of an optimizer."""
     with _guard:
-        for uuid in [uuid for uuid, one in _claims.items() if one.owner() in (owner, None)]:
+        for uuid in [uuid for uuid, (by, _) in _claims.items() if by() in (owner, None)]:
             del _claims[uuid]
 
 
 def _of_others(owner: object, gpus: Sequence[str]) -> list[_Claim]:
     def found() -> list[_Claim]:
         claims = [_claims[uuid] for uuid in gpus if uuid in _claims]
-        return [one for one in claims if one.owner() not in (owner, None)]
+        return [one for one in claims if one[0]() not in (owner, None)]
 
     others = found()
     if others:
@@ -100,7 +96,9 @@ def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
 
 
 def publish(gpus: GPUs, indices: Sequence[int], times_s: Mapping[int, float]) -> None:
-    """Publishes, on a thread, what each limit is worth, and that the measurement is over."""
+    """Publishes, on a thread, what each limit is worth, and that the measurement is over: from the
+    time per step, s, by limit, mW. Never raises.
+    """
     if not times_s or not indices:
         return
     fastest = times_s[max(times_s)]

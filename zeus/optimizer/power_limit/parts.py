@@ -4,8 +4,18 @@ stretches of steps between epochs, evaluations and checkpoints, into which they 
 
 from __future__ import annotations
 
-from zeus.optimizer.power_limit.actions import Part
-from zeus.optimizer.power_limit.messages import Piece, Try
+from dataclasses import dataclass
+
+from zeus.optimizer.power_limit.messages import Try
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps of a trial that are measured together."""
+
+    trial: Try
+    index: int
+    steps: int
 
 
 class Parts:
@@ -13,6 +23,7 @@ class Parts:
 
     Attributes:
         trial: The command; None: none.
+        target: Steps of the part that is measured.
     """
 
     def __init__(self) -> None:
@@ -20,11 +31,6 @@ class Parts:
         self.target = 0
         self._index = 0
         self._left = 0  # steps of the next part: fewer, once an interruption has split one
-
-    @property
-    def steps(self) -> int | None:
-        """Measured steps of the whole trial; None: there is none."""
-        return None if self.trial is None else self.trial.steps
 
     def begin(self, trial: Try) -> None:
         """Another trial is commanded."""
@@ -45,41 +51,28 @@ class Parts:
         return part
 
 
-def report(
-    part: Part, joules: float, error_j: float, seconds: float
-) -> tuple[Piece, dict[str, float]]:
-    """Returns the measurement of a part: for the leader, and as figures by name."""
-    message = Piece(
-        trial=part.trial.trial,
-        index=part.index,
-        steps=part.steps,
-        energy_j=joules,
-        energy_error_j=error_j,
-        time_s=seconds,
-    )
-    figures = {
-        "power_limit_w": part.trial.power_limit_mw / 1000,
-        "step_time_s": seconds / part.steps,
-        "step_energy_j": joules / part.steps,
-        "power_w": joules / seconds,
-    }
-    return message, figures
-
-
 STARVED = 3
 """After this many consecutive stretches without a measurement, warm-ups are shortened."""
 
 
 class Stretches:
-    """Counts the steps since training was interrupted."""
+    """Counts the steps since training was interrupted.
+
+    Attributes:
+        longest_warmup: Most steps of a warm-up.
+    """
 
     def __init__(self, warmup_steps: int, profile_steps: int, adaptive: bool) -> None:
-        self._warmup_steps = warmup_steps
-        self._profile_steps = profile_steps
+        self.longest_warmup = warmup_steps
+        self._needed = warmup_steps + profile_steps + 1  # to measure a limit in one piece
         self._said = adaptive
         self._steps = 0
         self._starved: list[int] = []  # stretches that ended in a warm-up, one after another
-        self.longest_warmup = warmup_steps
+
+    @property
+    def short(self) -> bool:
+        """Whether this stretch is too short to measure a limit in one piece."""
+        return self._steps < self._needed
 
     def begin(self) -> None:
         """A stretch begins."""
@@ -93,33 +86,21 @@ class Stretches:
         """Something was measured in this stretch."""
         self._starved.clear()
 
-    def short(self, trial_steps: int | None) -> bool:
-        """Whether this stretch is too short to measure a trial in one piece."""
-        return self._steps < self._needed(trial_steps)
-
-    def cut(self, warming_up: bool, trial_steps: int | None) -> str | None:
-        """The stretch ends. Returns a message about it, once."""
-        said = None
-        if self.short(trial_steps):
-            if warming_up:
-                self._starved.append(self._steps)
-            if len(self._starved) >= STARVED:
-                # Nothing was measured in any: leave at least half of the longest for measuring.
-                most = (max(self._starved) - 1) // 2
-                self.longest_warmup = min(self.longest_warmup, most)
-                self._starved.clear()
-            if not self._said:
-                self._said = True
-                said = (
-                    f"A stretch of {self._steps} steps between epochs, evaluations and checkpoints "
-                    f"is shorter than the {self._needed(trial_steps)} that one power limit needs; "
-                    "each limit is measured over several. Lower warmup_steps or profile_steps to "
-                    "finish sooner."
-                )
+    def cut(self, warming_up: bool) -> str:
+        """The stretch ends. Returns a message about it, once; else an empty one."""
+        steps, said = self._steps, ""
+        if warming_up:
+            self._starved.append(steps)
+        if len(self._starved) >= STARVED:
+            # Nothing was measured in any: leave at least half of the longest for measuring.
+            self.longest_warmup = min(self.longest_warmup, (max(self._starved) - 1) // 2)
+            self._starved.clear()
+        if self.short and not self._said:
+            self._said = True
+            said = (
+                f"A stretch of {steps} steps between epochs, evaluations and checkpoints is "
+                f"shorter than the {self._needed} that one power limit needs; each limit is "
+                "measured over several. Lower warmup_steps or profile_steps to finish sooner."
+            )
         self._steps = 0
         return said
-
-    def _needed(self, trial_steps: int | None) -> int:
-        """Steps without an interruption that a trial needs to be measured in one piece."""
-        measured = self._profile_steps if trial_steps is None else trial_steps
-        return self._warmup_steps + measured + 1

@@ -1,4 +1,4 @@
-"""A leader's knowledge of its job: limits, selector, and measurements of earlier runs."""
+"""A leader's knowledge of its job: settings, selector, and measurements of earlier runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ from zeus.optimizer.power_limit.profile import (
     ProfileError,
     ProfileFile,
     SampleRow,
-    watts,
 )
 from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName, expected_steps, piece
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
-from zeus.optimizer.power_limit.with_profiles import Reference, WithProfiles
+from zeus.optimizer.power_limit.settings import Beside, Setting, watts
+from zeus.optimizer.power_limit.variants import Reference, SettingsSearch
 from zeus.utils import framework
 from zeus.utils.warn import warn
-from zeus_ipc.controls import profile_name
 
 log = logging.getLogger(__name__)
 
 
 class LimitPlanner:
-    """Creates a search, makes its choice, saves its measurements."""
+    """Creates a search, makes its choice, saves its measurements.
+
+    Args:
+        selector: The criterion; None: `ZeusCost(eta_knob=0.5)`.
+        warmup_steps: Unmeasured steps of each trial.
+        profile_steps: Measured steps of each trial, and of the saved measurements.
+        step_mw: Difference between limits, mW.
+        file: The file of the measurements; None: they are not kept.
+        beside: What to search beside limits.
+
+    Attributes:
+        limits_mw: The limits that may be tried, mW, descending.
+    """
 
     def __init__(
         self,
@@ -39,70 +50,65 @@ class LimitPlanner:
         profile_steps: int,
         step_mw: int,
         file: ProfileFile | None,
-        profiles: Sequence[int] = (),
+        beside: Sequence[Beside] = (),
     ) -> None:
         self.name = name
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
         self.step_mw = step_mw
         self.file = file
-        self.profiles = tuple(profiles)
+        self.beside = tuple(beside)
         self.limits_mw: list[int] = []
         self._selector = ZeusCost(eta_knob=0.5) if selector is None else selector
-        self._profiles: list[Profile] = []
+        self._saved: list[Profile] = []
 
     def read_profile(self) -> bool:
         """Reads the saved measurements of an earlier run, for the next search. Returns whether
         there are any.
         """
-        self._profiles = []
-        paths = [] if self.file is None else [self.file.path, self.file.partial]
-        for path in paths:
-            if self.file is None or not path.exists():
-                continue
+        self._saved = []
+        file = self.file
+        if file is None:
+            return False
+        for path in (file.path, file.partial):
             try:
-                self._profiles.append(self.file.load(path))
+                if path.exists():
+                    self._saved.append(file.load(path))
             except ProfileError as error:
                 warn(f"{error}. It is measured again and replaced.")
-        return bool(self._profiles)
+        return bool(self._saved)
 
     def read_for_rank(self) -> bool:
         """Reads it in the process of rank 0."""
         return framework.rank() == 0 and self.read_profile()
 
-    def begin(self, participants: Participants) -> Search:
+    def begin(self, participants: Participants) -> SettingsSearch:
         """Creates the search for these GPUs, with what is known about them."""
         self.limits_mw = scan(participants.min_mw, participants.max_mw, self.step_mw)
-        loaded = self._fitting(participants)
-        if loaded is None:
+        saved = self._fitting(participants)
+        if saved is None:
             return self._make(self.limits_mw, participants)
         samples = [
             one
-            for one in loaded.as_samples(self.profile_steps)
-            if one.profile is None or one.profile in participants.profiles
+            for one in saved.as_samples(self.profile_steps)
+            if one.beside is None or one.beside in participants.beside
         ]
-        same = loaded.selector in (None, _describe(self._for(participants)))
-        if not same or (loaded.power_profiles or []) != _names(participants):
+        same = saved.selector in (None, _describe(self._for(participants)))
+        if not same or (saved.power_profiles, saved.graphics_clocks) != _beside(participants):
             # Its steps were spent with another selector.
             search = self._make(self.limits_mw, participants)
-            search.resume(
-                [replace(one, position=one.position - loaded.position) for one in samples]
-            )
+            search.resume([replace(one, position=one.position - saved.position) for one in samples])
             return search
-        measured = {round(row.power_limit * 1000) for row in loaded.measurements}
+        measured = {round(row.power_limit * 1000) for row in saved.measurements}
         search = self._make(sorted(measured.union(self.limits_mw), reverse=True), participants)
-        search.resume(samples, loaded.position)
-        if loaded.complete:
-            search.settle()
+        search.resume(samples, saved.position)
+        search.settled = saved.complete
         return search
 
     def _fitting(self, participants: Participants) -> Profile | None:
         """Returns the first saved profile that fits these GPUs."""
-        profiles, self._profiles = (
-            self._profiles,
-            [],
-        )  # do not read again what is being measured again
-        for one in profiles:
+        saved, self._saved = self._saved, []  # do not read again what is being measured again
+        for one in saved:
             reason = one.check(participants.gpus, participants.min_mw, participants.max_mw)
             if reason is None:
                 return one
@@ -110,44 +116,39 @@ class LimitPlanner:
             warn(f"{path} {reason}. It is measured again and replaced.")
         return None
 
-    def choose(self, estimates: list[LimitEstimate], participants: Participants) -> LimitEstimate:
+    def choose(self, estimates: Sequence[LimitEstimate], of: Participants) -> LimitEstimate:
         """Returns the best candidate.
 
         Raises:
             ValueError: The selector fails, or chooses a limit that was not measured.
         """
         cautious = self.name == "adaptive"
-        return best(self._for(participants), estimates, self.profile_steps, cautious=cautious)
+        return best(self._for(of), estimates, self.profile_steps, cautious=cautious)
 
     @property
     def expected_steps(self) -> int:
         """The maximum number of steps of a search."""
-        limits = len(self.limits_mw)
+        limits, variants = len(self.limits_mw), len(self.beside)
         one = expected_steps(self.name, limits, self.warmup_steps, self.profile_steps)
-        if not self.profiles:
-            return one
-        if self.name == "exhaustive":
-            return one * (1 + len(self.profiles))
-        return 2 * one + len(self.profiles) * (self.warmup_steps + self._brief_steps)
-
-    @property
-    def _brief_steps(self) -> int:
-        """Steps in which the adaptive search measures a profile at the highest limit."""
-        return 2 * piece(self.profile_steps)
+        if not variants or self.name == "exhaustive":
+            return one * (1 + variants)
+        return 2 * one + variants * (self.warmup_steps + 2 * piece(self.profile_steps))
 
     def save(
-        self, search: Search, participants: Participants, position: int, complete: bool
+        self, search: SettingsSearch, participants: Participants, position: int, complete: bool
     ) -> None:
         """Saves the measurements. A failure causes a warning."""
         estimates = search.estimates(position)
         if self.file is None or not estimates:
             return
+        profiles, clocks = _beside(participants)
         found = Profile(
             measurements=measurements(estimates, self.profile_steps),
             gpus=participants.gpus,
             range=(participants.min_mw / 1000, participants.max_mw / 1000),
             selector=_describe(self._for(participants)),
-            power_profiles=_names(participants) or None,
+            power_profiles=profiles,
+            graphics_clocks=clocks,
             complete=complete,
             position=position,
             samples=[SampleRow.of(sample) for sample in search.samples],
@@ -161,23 +162,18 @@ class LimitPlanner:
         selector = self._selector
         return selector.of(len(participants.gpus)) if isinstance(selector, ZeusCost) else selector
 
-    def _make(self, limits_mw: Sequence[int], participants: Participants) -> Search:
-        if not participants.profiles:
-            return self._of_limits(limits_mw, participants, list)
-        return WithProfiles(
-            limits_mw,
-            participants.profiles,
-            self.warmup_steps,
-            self.profile_steps,
+    def _make(self, limits_mw: Sequence[int], participants: Participants) -> SettingsSearch:
+        return SettingsSearch(
             lambda reference: self._of_limits(limits_mw, participants, reference),
-            lambda estimates: self.choose(list(estimates), participants),
-            self._brief_steps if self.name == "adaptive" else None,
+            participants.beside,
+            lambda estimates: self.choose(estimates, participants),
+            2 * piece(self.profile_steps) if self.name == "adaptive" else None,
         )
 
     def _of_limits(
         self, limits_mw: Sequence[int], participants: Participants, reference: Reference
     ) -> Search:
-        """Creates the search of limits under one profile, or under none."""
+        """Creates the search of limits under one variant, or alone."""
         if self.name == "exhaustive":
             return Exhaustive(limits_mw, self.warmup_steps, self.profile_steps)
         selector = self._for(participants)
@@ -211,8 +207,8 @@ def costs_of(
     curve: LimitCurve,
     reference: Sequence[LimitEstimate] = (),
 ) -> list[float] | None:
-    """Returns the selector's costs of a curve; None if there are none, or it fails, as a user's
-    may.
+    """Returns the selector's costs of a curve over limits, mW, descending; None if there are none,
+    or it fails, as a user's may. `reference` is compared with them.
     """
     candidates = [(one.power_limit_mw, one.energy_j, one.time_s) for one in reference]
     candidates += zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
@@ -228,8 +224,12 @@ def costs_of(
         return None
 
 
-def _names(participants: Participants) -> list[str]:
-    return [profile_name(one) for one in participants.profiles]
+def _beside(participants: Participants) -> tuple[list[str] | None, list[int] | None]:
+    """The workload power profiles and the clocks that are searched, as in the file."""
+    settings = [Setting(0, beside=one) for one in participants.beside]
+    profiles = [one.power_profile for one in settings if one.power_profile is not None]
+    clocks = [one.graphics_clock for one in settings if one.graphics_clock is not None]
+    return profiles or None, clocks or None
 
 
 def _describe(selector: OptimumSelector) -> str:

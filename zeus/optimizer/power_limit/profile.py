@@ -1,4 +1,4 @@
-"""Measurements at each limit, and their files. A profile is JSON: `measurements` has
+"""Measurements at each setting, and their files. A profile is JSON: `measurements` has
 ml-energy/zeus's format; the rest says what it was measured on, and holds the samples, so that
 another selector can continue from them. During a search, the same is kept beside it, in a file that
 ends in `.partial`.
@@ -11,41 +11,37 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from zeus.optimizer.power_limit.estimates import Sample
+from zeus.optimizer.power_limit.settings import beside, watts
 from zeus.utils.atomic import write_text
-from zeus_ipc.controls import profile_id, profile_name
 from zeus_ipc.wire import explain
 
 
-class _Finite(BaseModel):
-    model_config = ConfigDict(allow_inf_nan=False)
-
-
-class PowerLimitMeasurement(_Finite):
-    """Time and energy of training at one power limit, for the same number of steps at each.
+class PowerLimitMeasurement(BaseModel):
+    """Time and energy of training at one setting, for the same number of steps at each.
 
     Attributes:
         power_limit: W; whole numbers are integers.
         energy: J, of all GPUs together.
         time: s.
         power_profile: The workload power profile, such as `max-q`; None: none was set.
+        graphics_clock: The highest graphics clock, MHz; None: it was unlocked.
     """
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     power_limit: PositiveInt | PositiveFloat
     energy: PositiveFloat
     time: PositiveFloat
     power_profile: str | None = None
+    graphics_clock: PositiveInt | None = None
 
 
-class SampleRow(_Finite):
-    """A `Sample` in the file's form. Limit in W, energies in J, time in s."""
+class SampleRow(PowerLimitMeasurement):
+    """A `Sample` in the file's form: what some steps took."""
 
-    power_limit: PositiveInt | PositiveFloat
     steps: PositiveInt
-    energy: PositiveFloat
-    time: PositiveFloat
     energy_error: float = 0.0
     position: float = 0.0
-    power_profile: str | None = None
 
     @classmethod
     def of(cls, sample: Sample) -> SampleRow:
@@ -57,7 +53,8 @@ class SampleRow(_Finite):
             time=sample.time_s,
             energy_error=sample.energy_error_j,
             position=sample.position,
-            power_profile=None if sample.profile is None else profile_name(sample.profile),
+            power_profile=sample.power_profile,
+            graphics_clock=sample.graphics_clock,
         )
 
     def sample(self) -> Sample:
@@ -69,11 +66,11 @@ class SampleRow(_Finite):
             self.time,
             self.energy_error,
             self.position,
-            None if self.power_profile is None else profile_id(self.power_profile),
+            beside=beside(self.power_profile, self.graphics_clock),
         )
 
 
-class Profile(_Finite):
+class Profile(BaseModel):
     """The file. Fields that ml-energy/zeus's files do not have are None or empty.
 
     Attributes:
@@ -82,6 +79,7 @@ class Profile(_Finite):
         range: Lowest and highest limit that they accept, W.
         selector: The criterion of the search.
         power_profiles: Names of the workload power profiles that were searched.
+        graphics_clocks: Bounds of the graphics clock that were searched, MHz, descending.
         complete: Whether the choice was made.
         position: Steps that the search took.
         samples: The samples behind the measurements.
@@ -92,6 +90,7 @@ class Profile(_Finite):
     range: tuple[float, float] | None = None
     selector: str | None = None
     power_profiles: list[str] | None = None
+    graphics_clocks: list[int] | None = None
     complete: bool = True
     position: int = 0
     samples: list[SampleRow] = Field(default_factory=list)
@@ -123,18 +122,12 @@ class Profile(_Finite):
         return [
             Sample(round(one.power_limit * 1000), steps, one.energy, one.time)
             for one in self.measurements
-            if one.power_profile is None
+            if one.power_profile is None and one.graphics_clock is None
         ]
 
 
 class ProfileError(Exception):
     """The file is not a profile for these GPUs: one sentence that says why."""
-
-
-def watts(power_limit_mw: int) -> int | float:
-    """A limit in watts, as an integer if it is whole."""
-    whole, rest = divmod(power_limit_mw, 1000)
-    return power_limit_mw / 1000 if rest else whole
 
 
 class ProfileFile:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate
-from zeus_ipc.controls import profile_name
 
 _BLUE, _GREEN = "#4c72b0", "#2a9d4a"
 
@@ -76,7 +75,7 @@ class Report:
             lines.append(
                 f"{one.power_limit_mw / 1000:9g} {time_ms:11.2f} ±{time_ms * one.time_error:6.2f} "
                 f"{energy_j:11.3f} ±{energy_j * one.energy_error:6.3f} {one.steps:9}"
-                + (f"        {_profile(one)}" if self._heading else "")
+                + (f"        {one.beside or '-'}" if self._heading else "")
                 + ("  <- chosen" if one is self.chosen else "")
             )
         return "\n".join([*lines, self.sentence])
@@ -121,13 +120,8 @@ class Report:
         if self.chosen is self._highest:
             why = f"stays, because {self.reason}" if self.reason else "is the best"
             return f"The highest limit, {limit:g} W, {why}; {searched} {self._in_force}"
-        profile = (
-            f" with the power profile {_profile(self.chosen)}"
-            if self.chosen.profile is not None
-            else ""
-        )
         return (
-            f"At {limit:g} W{profile} instead of {highest:g} W a step takes "
+            f"At {self.chosen} instead of {highest:g} W a step takes "
             f"{_change(-self.saving)} energy (±{self.saving_error:.1%}) and "
             f"{_change(self.slowdown)} time (±{self.slowdown_error:.1%}); {searched} "
             f"{self._in_force}"
@@ -135,8 +129,8 @@ class Report:
 
     @property
     def _heading(self) -> str:
-        """Of the column of profiles, where any was measured."""
-        return "   profile" if any(one.profile is not None for one in self.estimates) else ""
+        """Of the column of profiles and clocks, where any was measured."""
+        return "" if all(one.beside is None for one in self.estimates) else "   profile or clock"
 
     @property
     def _ending(self) -> str:
@@ -205,13 +199,9 @@ class Report:
         figure.savefig(path, dpi=150, **kind)
 
 
-def _profile(one: LimitEstimate) -> str:
-    return "-" if one.profile is None else profile_name(one.profile)
-
-
 def _name(one: LimitEstimate, unit: str = "") -> str:
     limit = f"{one.power_limit_mw / 1000:g}{unit}"
-    return limit if one.profile is None else f"{limit}, {_profile(one)}"
+    return limit if one.beside is None else f"{limit}, {one.beside}"
 
 
 def _change(share: float) -> str:

@@ -33,9 +33,11 @@ MOST_PIECES = 5
 
 
 class Review:
-    """Decides which samples to trust.
+    """Decides which samples to trust, of those in the order in which they were run.
 
     Attributes:
+        trusted: The trusted ones, in the same order.
+        changed: Whether training has changed, so that all earlier samples are excluded.
         doubt: The limit that must be measured next, mW; None: no contradiction is left.
     """
 

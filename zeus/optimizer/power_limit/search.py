@@ -1,6 +1,6 @@
-"""Decides which limit to measure next, for how many steps, and when enough is known. Pure: a search
-receives what was run and its measurements, and returns what to run next. It has no monitor, no
-clock and no other process.
+"""Decides which limit to measure next, for how many steps, and when enough is known; `variants`
+does so for whole settings. Pure: a search receives what was run and its measurements, and returns
+what to run next. It has no monitor, no clock and no other process.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
+from zeus.optimizer.power_limit.settings import Setting
 from zeus_ipc.overriding import override
 
 SearchName = Literal["adaptive", "exhaustive"]
 
 
 @dataclass(frozen=True)
-class LimitTrial:
-    """What to run next: a limit, unmeasured steps if it is a new one, measured steps, and the
-    workload power profile, if any.
-    """
+class LimitTrial(Setting):
+    """What to run next: a setting, unmeasured steps if it is a new one, and measured steps."""
 
-    power_limit_mw: int
     warmup_steps: int
     steps: int
-    profile: int | None = None
 
 
 class Search(ABC):
-    """Measures limits until it knows enough.
+    """Measures limits until it knows enough. Positions are training steps since it began.
 
-    `profile` is a workload power profile; None, as in most searches: none.
+    Args:
+        limits_mw: The limits, mW, descending.
+        warmup_steps: Unmeasured steps after a change of the limit.
+        profile_steps: Measured steps at each limit, at most or always.
     """
 
     cautious = False
@@ -47,7 +47,7 @@ class Search(ABC):
         self.position = 0  # where it begins: steps of an earlier run
         self._run: Counter[int] = Counter()
 
-    def ran(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
+    def ran(self, power_limit_mw: int, steps: int) -> None:
         """Steps were run and measured; their sample follows."""
         self._run[power_limit_mw] += steps
 
@@ -55,7 +55,7 @@ class Search(ABC):
         """The sample of steps that were run."""
         self.samples.append(sample)
 
-    def lost(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
+    def lost(self, power_limit_mw: int, steps: int) -> None:
         """The sample of steps that were run will not arrive."""
         self._run[power_limit_mw] -= steps
 
@@ -79,20 +79,18 @@ class Search(ABC):
         for sample in samples:
             if sample.power_limit_mw not in self.limits_mw:
                 continue
-            self.ran(sample.power_limit_mw, sample.steps, sample.profile)
+            self.ran(sample.power_limit_mw, sample.steps)
             self.add(sample)
 
-    def check(  # noqa: B027 - most need no check
-        self, chosen_mw: int, position: int, profile: int | None = None
-    ) -> None:
+    def check(self, chosen_mw: int, position: int) -> None:  # noqa: B027 - most need no check
         """The choice is some steps old: measures again what it depends on."""
 
-    def without(self, power_limit_mw: int, profile: int | None = None) -> None:
+    def without(self, power_limit_mw: int) -> None:
         """A limit cannot be set: excludes it."""
         self.limits_mw.remove(power_limit_mw)
 
     @abstractmethod
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
+    def next(self, current_mw: int, position: int) -> LimitTrial | None:
         """What to run next; None: enough is known, or will be when the last samples arrive."""
 
     @abstractmethod
@@ -104,7 +102,7 @@ class Exhaustive(Search):
     """Every limit, from the highest down, for `profile_steps` each; earlier measurements count."""
 
     @override
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
+    def next(self, current_mw: int, position: int) -> LimitTrial | None:
         if self.settled:
             return None
         for limit in self.limits_mw:

@@ -33,12 +33,11 @@ class OptimumSelector(ABC):
         """
 
     def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
-        """Returns the best measurement, if workload power profiles are searched too. The default:
-        of those at the limit that `select` returns, the one of least energy.
+        """Returns the best measurement, if more than limits is searched. The default: of those at
+        the limit that `select` returns, the one of least energy.
 
         Args:
-            measurements: One for each pair of limit and profile. The first is of the highest limit
-                without a profile.
+            measurements: One for each setting. The first is of the highest limit alone.
         """
         limit = self.select(measurements)
         there = [one for one in measurements if round((one.power_limit - limit) * 1000) == 0]
@@ -135,7 +134,7 @@ class ZeusCost(OptimumSelector):
 class MaxSlowdownConstraint(OptimumSelector):
     """The lowest limit at which training takes at most `factor` times as long as at the highest.
 
-    With workload power profiles: of the lowest limit of each, the one of least energy.
+    With workload power profiles or clocks: of the lowest limit of each, the one of least energy.
 
     Args:
         factor: Such as 1.1 for at most 10 % more time.
@@ -167,7 +166,7 @@ class MaxSlowdownConstraint(OptimumSelector):
     def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
         fastest = max(measurements, key=lambda one: one.power_limit)  # the first one in a tie
         allowed = [one for one in measurements if one.time <= self.factor * fastest.time]
-        lowest: dict[str | None, PowerLimitMeasurement] = {}
+        lowest: dict[tuple[str | None, int | None], PowerLimitMeasurement] = {}
         for one in sorted(allowed, key=lambda one: -one.power_limit):
-            lowest[one.power_profile] = one
+            lowest[one.power_profile, one.graphics_clock] = one
         return min(lowest.values(), key=lambda one: one.energy)

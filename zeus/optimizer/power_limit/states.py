@@ -34,6 +34,7 @@ class Done(BaseModel):
             limit to set.
         optimal_power_profile: The workload power profile of the choice, such as `max-q`; None:
             none.
+        optimal_clock: The graphics clock, MHz, up to which the choice lets clocks rise; None: any.
         chosen: Whether it is a choice. False: the search was given up, or training ended first;
             then the limit in force need not be `optimal_power_limit`.
         reason: Why there is no choice; empty if there is one.
@@ -43,6 +44,7 @@ class Done(BaseModel):
     chosen: bool = True
     reason: str = ""
     optimal_power_profile: str | None = None
+    optimal_clock: PositiveInt | None = None
 
 
 State = Ready | Warmup | Profiling | Done

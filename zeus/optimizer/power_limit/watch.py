@@ -1,24 +1,11 @@
-"""Checks whether training has changed since its limit was chosen, and whether zeusd answers."""
+"""Whether training has changed since its setting was chosen, and whether zeusd answers."""
 
 from __future__ import annotations
 
 import math
-from enum import Enum
 
-from zeus.optimizer.power_limit.actions import (
-    Actions,
-    CloseWindow,
-    Collect,
-    DropWindow,
-    Forget,
-    ForLeader,
-    Listen,
-    OpenWindow,
-    Say,
-)
 from zeus.optimizer.power_limit.estimates import STEP_NOISE, LimitEstimate
-from zeus.optimizer.power_limit.leader import Leader
-from zeus.optimizer.power_limit.profile import watts
+from zeus.optimizer.power_limit.settings import Setting
 
 VERIFY_STEPS = 60
 """Steps from the choice until its basis is measured again."""
@@ -32,91 +19,56 @@ CHANGED = 0.1
 """A change of time or power by this share, twice in a row, means that training has changed."""
 
 
-class _Check(Enum):
-    NONE = "none is under way"
-    MEASURING = "its window is open"
-    WAITING = "its window is closed, and its energy not read yet"
-
-
 class Watch:
-    """Schedules and evaluates checks. A check measures some steps at the chosen limit."""
+    """Schedules and evaluates checks. A check measures some steps at the choice.
+
+    Attributes:
+        steps: Steps since the choice.
+        next: When the next check begins.
+        opened: When the last one began.
+        verified: Whether the basis of the choice was measured again.
+    """
 
     def __init__(self, chosen: LimitEstimate, loaded: bool, power: bool) -> None:
-        self.steps = 0
-        self._chosen = chosen
+        self.chosen = chosen
+        self.steps = self.opened = 0
+        self.next = FIRST_STEPS if loaded else CHECK_STEPS
+        self.verified = False
         self._loaded = loaded
         self._power = power
         self._every = CHECK_STEPS
-        self._next = FIRST_STEPS if loaded else CHECK_STEPS
-        self._verified = False  # whether the basis of the choice was measured again
-        self._check = _Check.NONE
-        self._opened = 0
         self._off = False
 
     def follow(self, before: Watch, again: bool) -> None:
-        """Continues another watch."""
-        self._every = 2 * before._every if again else before._every
-        self._next = FIRST_STEPS if self._loaded else self._every
-        self._verified = before._verified
+        """Continues another watch; after a new search, with fewer checks."""
+        self._every = before._every if again else 2 * before._every
+        self.next = FIRST_STEPS if self._loaded else self._every
+        self.verified = before.verified
 
-    @property
-    def limit_mw(self) -> int:
-        """The chosen limit."""
-        return self._chosen.power_limit_mw
+    def must_verify(self, highest: Setting) -> bool:
+        """Whether what the choice depends on must be measured again, at this step."""
+        if self.verified or self.steps < (FIRST_STEPS if self._loaded else VERIFY_STEPS):
+            return False
+        self.verified = True
+        return self._loaded or self.chosen.setting != highest
 
-    def step(self) -> None:
-        """A step begins."""
-        self.steps += 1
-
-    def look(self, highest_mw: int) -> Actions:
-        """Whether the choice is to be verified, or a check to begin or to end, as of this step."""
-        if not self._verified and self.steps >= (FIRST_STEPS if self._loaded else VERIFY_STEPS):
-            self._verified = True
-            highest = self.limit_mw == highest_mw and self._chosen.profile is None
-            depends = self._loaded or not highest
-            if self._check is not _Check.MEASURING and depends:
-                return [ForLeader(Leader.check), Listen()]
-        if self._check is _Check.NONE and self.steps >= self._next:
-            self._check, self._opened = _Check.MEASURING, self.steps
-            return [OpenWindow(self.limit_mw)]
-        if self._check is _Check.MEASURING and self.steps - self._opened >= WINDOW_STEPS:
-            self._check = _Check.WAITING
-            return [CloseWindow(self.limit_mw, None)]
-        return [Collect()] if self._check is _Check.WAITING else []
-
-    def drop(self) -> Actions:
-        """Discards the check in progress, if any."""
-        before, self._check = self._check, _Check.NONE
-        return [] if before is _Check.NONE else [DropWindow(self.limit_mw), Forget()]
-
-    def measured(self, energy_j: float, seconds: float) -> Actions:
-        """Handles the result of a check: restarts the search if training has changed."""
-        what = self._changed(energy_j, seconds)
-        if what is None:
-            return []
-        self._verified = False
-        return [
-            Say(f"training has changed ({what}): power limits are measured again"),
-            ForLeader(Leader.again),
-            Listen(),
-        ]
-
-    def _changed(self, energy_j: float, seconds: float) -> str | None:
-        """Describes what has changed; None: nothing, or it may be chance."""
-        self._check = _Check.NONE
+    def changed(self, energy_j: float, seconds: float) -> str | None:
+        """Describes what a check shows to have changed; None: nothing, or it may be chance."""
+        self.next = self.steps + self._every
         if energy_j <= 0 or seconds <= 0:
             return None
         noise = STEP_NOISE**2 / WINDOW_STEPS
-        time = math.log(seconds / WINDOW_STEPS / self._chosen.time_s)
-        bound = max(math.log(1 + CHANGED), 4 * math.sqrt(self._chosen.time_error**2 + noise))
+        time = math.log(seconds / WINDOW_STEPS / self.chosen.time_s)
+        bound = max(math.log(1 + CHANGED), 4 * math.sqrt(self.chosen.time_error**2 + noise))
         off = abs(time) > bound
         what = f"a step takes {math.exp(time) - 1:+.0%} against what was measured"
         if self._power and not off:
-            expected_w = self._chosen.energy_j / self._chosen.time_s
+            expected_w = self.chosen.energy_j / self.chosen.time_s
             power = math.log(energy_j / seconds / expected_w)
             off = abs(power) > math.log(1 + CHANGED)
             what = f"power is {math.exp(power) - 1:+.0%} against what was measured"
-        self._next = self.steps + (0 if off else self._every)
+        if off:
+            self.next = self.steps
         twice, self._off = off and self._off, off
         return what if twice else None
 
@@ -126,40 +78,36 @@ SILENT_S = 3.0
 
 
 class Silence:
-    """Whether zeusd answers, as seen by training steps."""
+    """Whether zeusd answers, as seen by training steps.
+
+    Attributes:
+        since_step: The step at which it stopped.
+        reported: Whether the user knows.
+    """
 
     def __init__(self) -> None:
+        self.since_step = 0
+        self.reported = False
         self._since_s: float | None = None
-        self._since_step = 0
-        self._reported = False
 
     @property
     def lasts(self) -> bool:
         """Whether zeusd does not answer."""
         return self._since_s is not None
 
-    def begin(self, now_s: float, step: int) -> None:
-        """It stopped answering."""
-        self._since_s, self._since_step, self._reported = now_s, step, False
-
-    def go_on(self, now_s: float, limit_mw: int, what: str) -> Actions:
-        """It still does not answer."""
-        if self._reported or self._since_s is None or now_s - self._since_s < SILENT_S:
-            return []
-        self._reported = True
-        limit = f" at {watts(limit_mw)} W" if limit_mw else ""
-        text = f"zeusd has not answered for {SILENT_S:g} s: training continues{limit}; the {what} "
-        return [Say(f"{text}of power limits resumes when zeusd answers", warn=True)]
-
-    def end(self, step: int) -> Actions:
-        """It answers, perhaps again."""
+    def go_on(self, now_s: float, step: int, held: Setting | None, what: str) -> str:
+        """It does not answer. Returns what to report, once."""
         if self._since_s is None:
-            return []
-        self._since_s = None
-        said: Actions = [Say("zeusd answers again")] if self._reported else []
-        steps = step - self._since_step
-        return [*said, ForLeader(lambda leader, *_: leader.waited(steps))]
+            self._since_s, self.since_step, self.reported = now_s, step, False
+        if self.reported or now_s - self._since_s < SILENT_S:
+            return ""
+        self.reported = True
+        setting = "" if held is None else f" at {held}"
+        return (
+            f"zeusd has not answered for {SILENT_S:g} s: training continues{setting}; the {what} "
+            "of power limits resumes when zeusd answers"
+        )
 
     def forget(self) -> None:
-        """Nothing is pending any more."""
+        """It answers, or nothing is pending any more."""
         self._since_s = None

@@ -1,0 +1,177 @@
+"""Power limits and bounds of the graphics clock: the search, the choice, and an H100 node."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.zeus.node import VirtualNode, train
+from zeus.exceptions import ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
+from zeus.optimizer.power_limit import (
+    Done,
+    Energy,
+    GlobalPowerLimitOptimizer,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+)
+from zeus.optimizer.power_limit.estimates import Sample
+from zeus.optimizer.power_limit.leader import Participants
+from zeus.optimizer.power_limit.planner import LimitPlanner
+from zeus.optimizer.power_limit.search import SearchName
+from zeus.optimizer.power_limit.settings import Beside, Setting
+from zeusd.devices.simulated.models import DEVICES
+from zeusd.devices.simulated.physics import ModelLoad
+from zeusd.devices.simulated.workloads import ModelWorkload
+
+MODEL = DEVICES["h100-sxm"]
+TOP = MODEL.clocks_mhz[0]
+LOWEST_W, _, HIGHEST_W = MODEL.power_limits_w
+MEMORY_BOUND = ModelWorkload(ModelLoad(unit_s=0.1, k=0.15, power_w=0.95 * LOWEST_W))
+"""Draws less than the lowest limit: no power limit changes anything."""
+SMALL: dict[str, Any] = {"warmup_steps": 4, "profile_steps": 16, "pl_step": 100}
+OpenNode = Callable[[str], VirtualNode]
+
+
+def truth(clock_mhz: int | None, limit_w: float = HIGHEST_W) -> tuple[float, float]:
+    """Energy and time of a step, as the simulator has them."""
+    point = MEMORY_BOUND.point(MODEL, 0, limit_w, clock_mhz or TOP)
+    return point.power_w / point.rate, 1 / point.rate
+
+
+@pytest.fixture
+def node(virtual_node: OpenNode) -> VirtualNode:
+    return virtual_node("2xh100-sxm:setter_ms=0")
+
+
+def search(node: VirtualNode, selector: OptimumSelector, **options: Any) -> Any:
+    plo = GlobalPowerLimitOptimizer(
+        node.monitor(), selector, **{**SMALL, "search_clocks": True, **options}
+    )
+    work = node.nvml.open_work([0, 1], MEMORY_BOUND)
+    train(plo, work, 3000, until_done=True)
+    work.close()
+    assert isinstance(plo.state, Done)
+    assert plo.state.chosen
+    return plo
+
+
+def clocks(node: VirtualNode) -> list[tuple[int, int] | None]:
+    return [node.nvml._gpus[gpu].gpu_lock_mhz for gpu in (0, 1)]
+
+
+@pytest.mark.parametrize("name", ["adaptive", "exhaustive"])
+def test_where_no_limit_saves_a_clock_does(node: VirtualNode, name: SearchName) -> None:
+    alone = search(node, MaxSlowdownConstraint(1.12), search_clocks=False)
+    assert alone.state.optimal_power_limit == HIGHEST_W * 1000
+    alone.close()
+    plo = search(node, MaxSlowdownConstraint(1.12), search=name, pl_step=500)
+    clock = plo.state.optimal_clock
+    tried = [one.graphics_clock for one in plo.estimates if one.graphics_clock]
+    highest_j, fastest_s = truth(None)
+    allowed = [truth(one)[0] for one in tried if truth(one)[1] <= 1.12 * fastest_s]
+    assert truth(clock)[0] <= 1.03 * min(allowed) < 0.95 * highest_j
+    assert plo.current_clock == clock
+    assert clocks(node) == [(MODEL.clocks_mhz[-1], clock)] * 2
+    assert f"with clocks up to {clock} MHz" in str(plo.report())
+    plo.close()
+    assert clocks(node) == [None, None]
+    assert node.client.leases() == []
+
+
+def test_clocks_are_lowered_until_two_were_no_better() -> None:
+    variants = [Beside("graphics_clock", mhz) for mhz in range(1800, 800, -100)]
+    participants = Participants(["GPU"], 200_000, 400_000, tuple(variants))
+    planner = LimitPlanner("adaptive", Energy(), 10, 40, 50_000, None, variants)
+    searching = planner.begin(participants)
+    chance = random.Random(3)
+    tried: list[int | None] = []
+    held: Setting | None = None
+    position = 0
+    while (trial := searching.next(held, position)) is not None:
+        position += trial.warmup_steps + trial.steps
+        held = trial.setting
+        if held.graphics_clock not in tried:
+            tried.append(held.graphics_clock)
+        mhz = held.graphics_clock or 1900
+        seconds = 0.1 * (0.7 + 0.3 * 1900 / mhz) * trial.steps * chance.uniform(0.99, 1.01)
+        # Least energy at 1500 MHz; a job of 100 W, which no limit reaches.
+        watts = 100 * (0.8 + ((mhz - 1500) / 1000) ** 2) / (0.7 + 0.3 * 1900 / mhz)
+        sample = Sample(
+            held.power_limit_mw, trial.steps, watts * seconds, seconds, 0.1,
+            position - trial.steps / 2, beside=held.beside,
+        )  # fmt: skip
+        searching.ran(held, trial.steps)
+        searching.add(sample)
+    assert tried == [None, 1800, 1700, 1600, 1500, 1400, 1300]
+    assert planner.choose(searching.estimates(position), participants).graphics_clock == 1500
+
+
+def test_a_clock_that_the_gpu_refuses_is_left_out(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = [1200, 900]
+    plo = GlobalPowerLimitOptimizer(
+        node.monitor(), Energy(), search_clocks=[1500, *refused], **SMALL
+    )
+    real = plo.monitor.gpus.bound_graphics_clocks
+
+    def bound(indices: Sequence[int], mhz: int | None) -> None:
+        if mhz in refused:
+            raise ZeusGPUInvalidArgError(f"{mhz} MHz is not taken")
+        real(indices, mhz)
+
+    monkeypatch.setattr(plo.monitor.gpus, "bound_graphics_clocks", bound)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(plo, node.nvml.open_work([0, 1], MEMORY_BOUND), 3000, until_done=True)
+    assert isinstance(plo.state, Done)
+    assert plo.state.optimal_clock == 1500
+    assert {one.graphics_clock for one in plo.estimates} == {None, 1500}
+
+
+def test_where_clocks_may_not_be_locked_limits_are_searched_alone(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plo = GlobalPowerLimitOptimizer(node.monitor(), Energy(), search_clocks=True, **SMALL)
+
+    def refuse(indices: Sequence[int], mhz: int | None) -> None:
+        raise ZeusGPUNoPermissionError("gpu_clocks are not allowed here")
+
+    monkeypatch.setattr(plo.monitor.gpus, "bound_graphics_clocks", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(plo, node.nvml.open_work([0, 1], MEMORY_BOUND), 3000, until_done=True)
+    assert isinstance(plo.state, Done)
+    assert plo.state.chosen
+    assert not any(one.beside for one in plo.estimates)
+
+
+def test_the_choice_is_kept_in_the_profile(node: VirtualNode, tmp_path: Path) -> None:
+    path = tmp_path / "pl.json"
+    first = search(node, Energy(), profile_path=path)
+    first.on_train_end()
+    kept = json.loads(path.read_text())
+    assert kept["graphics_clocks"][0] == max(kept["graphics_clocks"]) == round(0.9 * TOP / 15) * 15
+    assert len(kept["graphics_clocks"]) == 5
+    again = GlobalPowerLimitOptimizer(
+        node.monitor(), Energy(), search_clocks=True, profile_path=path, **SMALL
+    )
+    assert again.state == first.state
+    assert clocks(node) == [(MODEL.clocks_mhz[-1], first.state.optimal_clock)] * 2
+    again.close()
+    plain = GlobalPowerLimitOptimizer(node.monitor(), Energy(), profile_path=path, **SMALL)
+    train(plain, node.nvml.open_work([0, 1], MEMORY_BOUND), 3000, until_done=True)
+    assert isinstance(plain.state, Done)
+    assert plain.state.optimal_clock is None
+    assert clocks(node) == [None, None]
+
+
+def test_clocks_that_gpus_do_not_have_are_refused_in_one_sentence(node: VirtualNode) -> None:
+    with pytest.raises(ValueError, match=r"names 1234 MHz, which these GPUs do not offer"):
+        GlobalPowerLimitOptimizer(node.monitor(), search_clocks=[1500, 1234])

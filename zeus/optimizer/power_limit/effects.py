@@ -1,0 +1,207 @@
+"""What one process of a search does outside itself: it sets GPUs, measures, meets the other
+processes, and tells the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from zeus import _node
+from zeus.device import GPUs
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor import Measurement, ZeusMonitor
+from zeus.optimizer.power_limit.held import HeldSetting
+from zeus.optimizer.power_limit.leader import Leader
+from zeus.optimizer.power_limit.planner import LimitPlanner
+from zeus.optimizer.power_limit.ranks import Ranks, connect
+from zeus.optimizer.power_limit.settings import Setting, watts
+from zeus.utils import framework
+from zeus.utils.warn import warn
+from zeus_ipc.circuit import WAIT_S
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.replies import LeaseInfo
+from zeus_ipc.users import user_name
+
+log = logging.getLogger(__name__)
+
+STEP_WAIT_S = 0.01
+"""How long training waits for settings within a step, s, all of its waits together."""
+
+
+class NodeEffects:
+    """`core.Effects` on a node's GPUs.
+
+    Attributes:
+        leader: The leader; it may be of an earlier training.
+        show: Called with figures, if set.
+    """
+
+    def __init__(
+        self,
+        monitor: ZeusMonitor,
+        indices: Sequence[int],
+        planner: LimitPlanner,
+        highest_mw: int,
+        together: bool,
+    ) -> None:
+        self.leader: Leader | None = None
+        self.show: Callable[[dict[str, float]], None] | None = None
+        self._monitor = monitor
+        self._planner = planner
+        self._highest_mw = highest_mw
+        self._together = together
+        self._indices = list(indices)
+        self._held = HeldSetting(monitor.gpus, self._indices, self._wait)
+        self._wanted: Setting | None = None
+        self._last: Setting | None = None
+        self._wait_s = WAIT_S  # how long this step may still wait
+
+    def meet(self, known_world: int) -> Ranks | None:
+        """Finds the processes that train together, see `Effects`."""
+        world, planner = framework.world_size() if self._together else 1, self._planner
+        if world == known_world:
+            return None
+        if known_world:
+            planner.read_for_rank()  # it belonged to other participants
+        self.leader = Leader(world, planner.begin, planner.choose, planner.save)
+        return connect(self.leader, world)
+
+    def begin_step(self) -> None:
+        """A step begins, which may wait, see `Effects`."""
+        self._wait_s = STEP_WAIT_S
+
+    def _wait(self, event: threading.Event) -> None:
+        """Waits for an event, as long as this step may."""
+        until_s = time.monotonic() + self._wait_s
+        while (left_s := until_s - time.monotonic()) > 0 and not event.wait(left_s):
+            pass
+        self._wait_s = until_s - time.monotonic()
+
+    def set(self, setting: Setting) -> bool:
+        """Sets a setting, see `Effects`."""
+        self._wanted = setting
+        return self._kept(self._held.set(setting))
+
+    def restore(self, *, at_end: bool) -> None:
+        """Restores the GPUs, see `Effects`."""
+        if at_end:
+            self._wait_s = WAIT_S
+        self._held.release()
+
+    def is_set(self) -> bool:
+        """Whether it is set by now, see `Effects`."""
+        return self._kept(self._held.is_set())
+
+    def _kept(self, is_set: bool) -> bool:
+        if is_set:
+            self._last = self._wanted
+        return is_set
+
+    def measure(self, limit_mw: int, what: Literal["open", "close", "drop"]) -> list[Measurement]:
+        """Opens, closes or drops a window, see `Effects`."""
+        monitor, name = self._monitor, f"__GlobalPowerLimitOptimizer_{watts(limit_mw)}"
+        if what == "open":
+            monitor.begin_window(name, restart=True)
+        elif what == "close":
+            try:
+                return monitor.between_reads(monitor.end_window(name))
+            except ValueError as error:  # something else reset the monitor's windows
+                raise ZeusBaseError(str(error)) from None
+        elif name in monitor.measurement_states:
+            monitor.end_window(name, cancel=True)
+        return []
+
+    def read(self, window: list[Measurement]) -> tuple[float, float, float] | None:
+        """Energy and time of a closed window, see `Effects`."""
+        if not all(map(self._monitor.available, window)):
+            return None
+        for one in window:
+            if one.error is not None:
+                raise one.error
+        time_s = sum(one.time for one in window)
+        power_w, error_w = _mean_power(window) if self._indices else (0.0, 0.0)
+        return power_w * time_s, error_w * time_s, time_s
+
+    def report(self, text: str, *, warn: bool = False) -> None:
+        """Tells the user."""
+        if warn:
+            _warn(text)
+        else:
+            log.info("%s", text)
+
+    def note(self, figures: dict[str, float]) -> None:
+        """Shows figures."""
+        if self.show is not None:
+            self.show({f"zeus/{name}": value for name, value in figures.items()})
+
+    def end(self, reason: str, *, warn: bool) -> None:
+        """Tells the user why the search was given up, and which limit is in force."""
+        if not warn:
+            log.warning("the power limit optimizer stopped: %s", reason)
+            return
+        last = "" if self._last is None else f"; {watts(self._last.power_limit_mw)} W was set last"
+        found = [f" at a power limit that cannot be read now{last}"]
+        asked = threading.Event()
+
+        def ask() -> None:
+            with contextlib.suppress(ZeusBaseError):
+                found.append(limit_in_force(self._monitor.gpus, self._indices, self._highest_mw))
+            asked.set()
+
+        threading.Thread(target=ask, daemon=True).start()
+        self._wait(asked)
+        _warn(f"The power limit optimizer stopped, and training continues{found[-1]}: {reason}")
+
+
+_warn = warn
+
+
+def _mean_power(windows: Sequence[Measurement]) -> tuple[float, float]:
+    """Returns the mean power of windows of the same work, weighted by how certain each is, and its
+    uncertainty, W.
+    """
+    weights = [(one.time / max(one.uncertainty, 1e-9)) ** 2 for one in windows]
+    powers = [one.total_energy / one.time for one in windows]
+    mean = sum(weight * one for weight, one in zip(weights, powers, strict=True)) / sum(weights)
+    return mean, 1 / math.sqrt(sum(weights))
+
+
+def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int) -> str:
+    """Returns the rest of the sentence "training continues".
+
+    Raises:
+        ZeusBaseGPUError: It cannot be read.
+    """
+    if not highest_mw:
+        return ""
+    limits = {index: gpus[index].get_power_management_limit() for index in indices}
+    lowered = {index: limit for index, limit in limits.items() if limit != highest_mw}
+    if not lowered:
+        return " at the highest limit"
+    index, limit = next(iter(lowered.items()))
+    where = f" on GPU {index}" if len(limits) > 1 else ""
+    return f" at {watts(limit)} W{where}, {_who(gpus, index)}"
+
+
+def _who(gpus: GPUs, index: int) -> str:
+    uuid = gpus[index].uuid
+    leases: list[LeaseInfo] = []
+    with contextlib.suppress(ZeusIpcError, ZeusBaseError):
+        leases = _node.get_client().leases()
+    for lease in leases:
+        if lease.gpu == uuid and lease.control == "power_limit":
+            if lease.restoring:
+                return "which zeusd is restoring"
+            if lease.pid == os.getpid():
+                return "which this process has set"
+            process = "a process" if lease.pid is None else f"process {lease.pid}"
+            name = f" ({lease.command})" if lease.command else ""
+            return f"which {process}{name} of user {user_name(lease.uid)} has set"
+    return "which was set outside zeusd, or is its restore target"
