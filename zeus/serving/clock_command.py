@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field, TypeAdapter
 
 from zeus.serving.clock_control import ClockControl
-from zeus.serving.clock_requests import RequestFeed
+from zeus.serving.clock_requests import ClockPasses, RequestFeed
 from zeus.serving.gpus import chosen
 from zeus.serving.receiver import Receiver
 from zeus.utils.atomic import write_text
@@ -28,6 +28,7 @@ from zeus_ipc.tables import distinct
 log = logging.getLogger(__name__)
 
 MOST_MINUTES = 1e6
+Stretch = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RECEIVE_S = 0.02
 """How often messages are taken: far more often than clocks change."""
 
@@ -201,7 +202,7 @@ def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.
 
         with one_sentence():
             subscription = forward_pass.subscribe(feed)
-        forward_pass.listen(subscription, forward_pass.ClockPasses(control, rank), ended)
+        forward_pass.listen(subscription, ClockPasses(control, rank), ended)
         return
     try:
         requests = RequestFeed(control, None if rank is None else str(rank))
@@ -232,12 +233,8 @@ def load_stretch(path: Path | None) -> dict[int, float] | None:
     if path is None or not path.exists():
         return None
     try:
-        stored = parse(read_file(path))["stretch"]
-        found = {int(mhz): float(value) for mhz, value in stored.items()}
-        if not all(0 < value < math.inf for value in found.values()):
-            raise ValueError
-        return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return TypeAdapter(dict[int, Stretch]).validate_python(parse(read_file(path))["stretch"])
+    except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
             f"{path} has no learned step times; delete it, or choose another file"
         ) from None
@@ -259,10 +256,10 @@ def serve_metrics(control: ClockControl, port: int, model: str, engine: str) -> 
     Raises:
         ClickException: prometheus_client is missing, or the port is taken.
     """
-    from zeus.serving.metrics import ClockCollector
+    from zeus.serving.metrics import CLOCKS, Collector
 
     with one_sentence():
-        app = ClockCollector(model, engine, control).app
+        app = Collector(model, CLOCKS, lambda: {engine: control.status()}).app
         try:
             WebServer("127.0.0.1", port, app)
         except OSError as error:

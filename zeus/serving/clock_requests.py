@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 from zeus.serving.clock_load import Queue, Step
-from zeus.serving.wire import Arrival, EngineStep, Finish, Message, Owner
+from zeus.serving.wire import MOST_REQUESTS, Arrival, EngineStep, Finish, Message, Owner
 
 if TYPE_CHECKING:
     from zeus.serving.clock_control import ClockControl
+    from zeus.serving.forward_pass import ForwardPass
 
 NS = 1e-9
-
-MOST_REQUESTS = 100_000
-"""Most requests that are kept; the oldest are dropped first."""
+TPOT_STEPS = 64
+"""Number of decode steps whose mean time is taken as one request's TPOT, of forward passes."""
 
 
 class _Request:
@@ -28,7 +29,7 @@ class _Request:
 
 
 class RequestFeed:
-    """Follows the requests of one engine from arrival to end.
+    """Follows the requests of one engine from arrival to end; of too many, it drops the oldest.
 
     Args:
         control: It gets steps, latencies, and when the engine has no request.
@@ -119,3 +120,59 @@ class RequestFeed:
         if one is not None and self._queued.pop(request, None) is not None:
             self._backlog -= one.left
         return one
+
+
+class ClockPasses:
+    """Hands one worker's passes to clock control.
+
+    Individual requests are not known: TTFT is estimated from the wait of those that leave the
+    queue, first in, first out, and TPOT from the mean time of `TPOT_STEPS` steps.
+
+    Args:
+        rank: The worker's data parallel rank; None: that of the first pass.
+    """
+
+    def __init__(self, control: ClockControl, rank: int | None = None) -> None:
+        self._control, self._rank = control, rank
+        self._worker: str | None = None
+        self._arrivals: deque[float] = deque()  # of the queue, estimated
+        self._ended_s = float("-inf")
+        self._steps = 0
+        self._steps_s = self._tpot_s = 0.0
+
+    def __call__(self, now_ns: int, one: ForwardPass) -> None:
+        """Handles a pass that ended now; ignores those of other workers."""
+        if self._worker is None and self._rank in (None, one.rank):
+            self._worker, self._rank = one.worker, one.rank
+        if (self._worker, self._rank) != (one.worker, one.rank):
+            return
+        now_s, control = now_ns / 1e9, self._control
+        left = self._left(now_s, one.waiting)
+        if not one.seconds:
+            if not one.waiting:
+                control.drained()
+            return
+        begin_s = max(self._ended_s, now_s - one.seconds)
+        self._ended_s = now_s
+        if one.decode_requests:
+            self._steps += 1
+            self._steps_s += now_s - begin_s
+            if self._steps == TPOT_STEPS:
+                self._tpot_s = self._steps_s / TPOT_STEPS
+                self._steps, self._steps_s = 0, 0.0
+                left = left or [0.0]
+        for waited_s in left:
+            control.seen(waited_s, self._tpot_s)
+        oldest_s = max(0.0, now_s - self._arrivals[0]) if self._arrivals else 0.0
+        rows = one.prefill_tokens, one.decode_requests, one.decode_context
+        control.step(
+            Step(begin_s, now_s, *rows, 0.0), Queue(one.waiting, one.backlog_tokens, oldest_s)
+        )
+
+    def _left(self, now_s: float, waiting: int) -> list[float]:
+        """Updates the length of the queue; returns the waits of requests that left it, s."""
+        arrivals, left = self._arrivals, []
+        while len(arrivals) > waiting:
+            left.append(max(0.0, now_s - arrivals.popleft()))
+        arrivals.extend([now_s] * (waiting - len(arrivals)))
+        return left

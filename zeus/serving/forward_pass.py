@@ -10,33 +10,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import zmq
 
-from zeus.serving.clock_load import Queue, Step
-from zeus.serving.wire import EngineStep, Finish, Message
+from zeus.serving.wire import MOST_REQUESTS, EngineStep, Finish, Message
 from zeus_ipc.errors import RequestRejected
-
-if TYPE_CHECKING:
-    from zeus.serving.clock_control import ClockControl
 
 log = logging.getLogger(__name__)
 
 BLOCK = 1000
 """Number of passes whose rows have the same names in a ledger: figures are known after each
 block."""
-TPOT_STEPS = 64
-"""Number of decode steps whose mean time is taken as one request's TPOT."""
 POLL_MS = 200
 MOST_SEQUENCES = 4096
 """Largest plausible number of sequences in a step."""
-MOST_WAITING = 100_000
-"""Largest plausible number of requests in a queue."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +63,16 @@ class ForwardPass:
         Returns:
             Ids (`prefill-0`, `decode-0`, ...), prefill, tokens and context, for `Ledger.step`.
         """
-        n, m = self.prefill_requests, self.decode_requests
-        ids = [f"prefill-{one}" for one in range(n)] + [f"decode-{one}" for one in range(m)]
-        tokens = [self.prefill_tokens / n] * n if n else []
-        context = [self.prefill_context / n] * n if n else []
-        return (
-            ids,
-            [True] * n + [False] * m,
-            tokens + [1.0] * m,
-            context + ([self.decode_context / m] * m if m else []),
-        )
+        rows = [
+            (f"{phase}-{number}", phase == "prefill", tokens / count, context / count)
+            for phase, count, tokens, context in (
+                ("prefill", self.prefill_requests, self.prefill_tokens, self.prefill_context),
+                ("decode", self.decode_requests, self.decode_requests, self.decode_context),
+            )
+            for number in range(count)
+        ]
+        ids, prefill, tokens, context = map(list, zip(*rows, strict=True)) if rows else [[]] * 4
+        return ids, prefill, tokens, context
 
 
 def decode(data: bytes) -> ForwardPass:
@@ -104,7 +95,7 @@ def decode(data: bytes) -> ForwardPass:
         prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
         counts = [int(n) for n in (prefills, tokens, prefill_kv, decodes, decode_kv, *queued[:2])]
         found = ForwardPass(str(worker), int(rank), int(number), float(seconds), *counts)
-        if min(counts) < 0 or not 0 <= found.seconds < 3600 or found.waiting > MOST_WAITING:
+        if min(counts) < 0 or not 0 <= found.seconds < 3600 or found.waiting > MOST_REQUESTS:
             raise ValueError
         if found.prefill_requests + found.decode_requests > MOST_SEQUENCES:
             raise ValueError
@@ -199,59 +190,3 @@ class LedgerPasses:
         self._take(
             EngineStep(engine, one.number + 1, begin_ns, now_ns, names, prefill, tokens, context)
         )
-
-
-class ClockPasses:
-    """Hands one worker's passes to clock control.
-
-    Individual requests are not known: TTFT is estimated from the wait of those that leave the
-    queue, first in, first out, and TPOT from the mean time of `TPOT_STEPS` steps.
-
-    Args:
-        rank: The worker's data parallel rank; None: that of the first pass.
-    """
-
-    def __init__(self, control: ClockControl, rank: int | None = None) -> None:
-        self._control, self._rank = control, rank
-        self._worker: str | None = None
-        self._arrivals: deque[float] = deque()  # of the queue, estimated
-        self._ended_s = float("-inf")
-        self._steps = 0
-        self._steps_s = self._tpot_s = 0.0
-
-    def __call__(self, now_ns: int, one: ForwardPass) -> None:
-        """Handles a pass that ended now; ignores those of other workers."""
-        if self._worker is None and self._rank in (None, one.rank):
-            self._worker, self._rank = one.worker, one.rank
-        if (self._worker, self._rank) != (one.worker, one.rank):
-            return
-        now_s, control = now_ns / 1e9, self._control
-        left = self._left(now_s, one.waiting)
-        if not one.seconds:
-            if not one.waiting:
-                control.drained()
-            return
-        begin_s = max(self._ended_s, now_s - one.seconds)
-        self._ended_s = now_s
-        if one.decode_requests:
-            self._steps += 1
-            self._steps_s += now_s - begin_s
-            if self._steps == TPOT_STEPS:
-                self._tpot_s = self._steps_s / TPOT_STEPS
-                self._steps, self._steps_s = 0, 0.0
-                left = left or [0.0]
-        for waited_s in left:
-            control.seen(waited_s, self._tpot_s)
-        oldest_s = max(0.0, now_s - self._arrivals[0]) if self._arrivals else 0.0
-        rows = one.prefill_tokens, one.decode_requests, one.decode_context
-        control.step(
-            Step(begin_s, now_s, *rows, 0.0), Queue(one.waiting, one.backlog_tokens, oldest_s)
-        )
-
-    def _left(self, now_s: float, waiting: int) -> list[float]:
-        """Updates the length of the queue; returns the waits of requests that left it, s."""
-        arrivals, left = self._arrivals, []
-        while len(arrivals) > waiting:
-            left.append(max(0.0, now_s - arrivals.popleft()))
-        arrivals.extend([now_s] * (waiting - len(arrivals)))
-        return left

@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from zeus.serving.wire import MOST_REQUESTS
+
 WAIT_NS = 120 * 10**9
 """Time after which a step is returned with the requests known by then, even if some still run."""
 LATE = 0.3
@@ -20,8 +22,6 @@ LATE = 0.3
 NEAR_STEPS = 3
 """Largest difference between steps counted by tokens and by time. With a larger one, a step
 produced several tokens, or a preempted request was computed twice."""
-MOST_NAMES = 10_000
-"""Number of names up to which unneeded ones are not removed."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ class FrontEnd:
             number += 1
             name = f"{number}_{request}"
         self._last_of[name] = last_ns
-        if len(self._last_of) > MOST_NAMES:
+        if len(self._last_of) > MOST_REQUESTS:
             oldest_ns = self._ends[0]
             self._last_of = {n: at for n, at in self._last_of.items() if at >= oldest_ns}
         return name

@@ -32,7 +32,15 @@ from zeus.serving.meter import Meter
 from zeus.serving.requests import DUMMY, Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import Interval, find_foreign, predict, split
-from zeus.serving.wire import MOST_LABEL, EngineStep, Finish, Message, Owner, group_of
+from zeus.serving.wire import (
+    MOST_LABEL,
+    MOST_REQUESTS,
+    EngineStep,
+    Finish,
+    Message,
+    Owner,
+    group_of,
+)
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Sample
@@ -50,8 +58,6 @@ PERIOD_NS = 3600 * 10**9
 """A period is settled after this time."""
 LIVE_UPDATES = 6_000
 """Updates that a provisional fit uses."""
-MOST_KEPT = 100_000
-"""Most finished requests whose energy is kept for queries, and most labels of unfinished ones."""
 _SEQUENCE = re.compile(r"^\d+_")
 """vLLM's prefix of the id of each sequence of a request with several."""
 _PROMPT = re.compile(r"-\d+$")
@@ -105,7 +111,6 @@ class Ledger:
         self._shown = dict.fromkeys(PHASES, 0.0)
         self.totals = Totals()
         """Totals of all settled periods."""
-        self.steps_lost = 0
         self.tokens = {"prefill": 0.0, "decode": 0.0}
         self.residual = math.nan
         """Of the newest settled fit, relative."""
@@ -136,7 +141,6 @@ class Ledger:
         """
         lost = step.number - self._number - 1
         if self._number and lost > 0:
-            self.steps_lost += lost
             self.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
         if step.number <= self._number:
             self._flush()
@@ -401,9 +405,10 @@ class Ledger:
 
 
 def _keep(known: OrderedDict[str, T], request: str, value: T) -> None:
+    """Keeps a figure or a label for later; drops the oldest of too many."""
     known[request] = value
     known.move_to_end(request)
-    while len(known) > MOST_KEPT:
+    while len(known) > MOST_REQUESTS:
         known.popitem(last=False)
 
 

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from zeus.serving.wire import MOST_BYTES, EngineStep, Message, unpack
+from zeus.serving.wire import MOST_BYTES, EngineStep, Message, Unpacker
 from zeus_ipc.errors import RequestRejected
 from zeus_ipc.processes import UnixListener
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MOST_ENGINES = 64
 """Most processes that may be connected."""
 MOST_AT_ONCE = 10_000
-"""Messages read from one of them before the next one's turn."""
+"""Packets read from one of them before the next one's turn: more than its buffer holds."""
 
 
 class Receiver:
@@ -42,7 +42,7 @@ class Receiver:
         self.rejected = 0
         self._warned: set[str] = set()
         self._senders: dict[str, socket.socket] = {}
-        self._engines: list[socket.socket] = []
+        self._engines: dict[socket.socket, Unpacker] = {}
         try:
             self._listener = UnixListener(path, socket.SOCK_SEQPACKET, 0o660, MOST_ENGINES)
         except OSError as error:
@@ -54,11 +54,11 @@ class Receiver:
             while len(self._engines) < MOST_ENGINES:
                 connection, _ = self._listener.socket.accept()
                 connection.setblocking(False)
-                self._engines.append(connection)
-        for connection in list(self._engines):
-            if not self._drained(connection):
+                self._engines[connection] = Unpacker()
+        for connection, unpack in list(self._engines.items()):
+            if not self._drained(connection, unpack):
                 connection.close()
-                self._engines.remove(connection)
+                del self._engines[connection]
                 self._senders = {n: one for n, one in self._senders.items() if one != connection}
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Receiver:
         for one in self._engines:
             one.close()
 
-    def _drained(self, connection: socket.socket) -> bool:
+    def _drained(self, connection: socket.socket, unpack: Unpacker) -> bool:
         """Handles the messages of one engine; returns whether it is still connected."""
         for _ in range(MOST_AT_ONCE):
             try:

@@ -31,16 +31,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_AHEAD = 64
-"""Most steps in flight; with more, ends were missed, and the oldest are dropped."""
+"""Most steps in flight; with more, ends were missed, and the oldest are dropped. Also most messages
+that are held."""
 RETRY_S = 1.0
 """Period of looking for a listener."""
 HOLD_NS = 20_000_000
 """Time for which messages are collected, which is clock control's period. A longer step is sent at
 its end."""
-MOST_HELD = 100
-"""Most waiting messages other than steps."""
 SEND_BYTES = 4 * 2**20
 """Most steps that wait while the listener is busy: some seconds."""
+
+_SAME: tuple[bool, Sequence[str], bytes, Sequence[int], Sequence[int]] = False, (), b"", (), ()
+"""Fields of a batch whose requests are those of the step before."""
 
 
 class Recorder:
@@ -67,9 +69,11 @@ class Recorder:
         self._closed = False
         self._hold = hold
         self._held: list[bytes] = []
-        self._batch: tuple[bytes, Sequence[int], Sequence[int]] = b"", (), ()
-        self._ahead = 0  # packed steps of this batch
-        self._instants: list[int] = []  # start and end of those not packed yet
+        self._batch = _SAME  # of the first step that is not packed yet
+        self._instants: list[int] = []  # start and end of these steps
+        self._whole = False  # whether a whole batch is held
+        self.starts = False
+        """Whether a listener cannot know the step before, so that the next batch must be whole."""
         self._sent_ns = 0
 
     @property
@@ -91,7 +95,7 @@ class Recorder:
         tokens: Sequence[float],
         context: Sequence[float],
     ) -> None:
-        """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
+        """Sends a step; arguments as of an `EngineStep`. A `batch` after it must be whole."""
         self._pack_batch()
         self._number += 1
         self._send(
@@ -102,24 +106,26 @@ class Recorder:
         self,
         begin_ns: int,
         end_ns: int,
-        roster: bytes,
-        tokens: Sequence[int],
-        computed: Sequence[int],
+        left: Sequence[str] = (),
+        roster: bytes = b"",
+        computed: Sequence[int] = (),
+        tokens: Sequence[int] = (),
+        whole: bool = False,
     ) -> None:
-        """Sends a step at a lower cost than `step`, for many sequences that stay together.
+        """Sends how a step differs from the one before, at a lower cost than `step`.
+
+        All other requests of the step before compute one token each.
 
         Args:
-            roster: Its requests, each packed by `wire.pack_request`, concatenated.
-            tokens: Tokens of each that are computed in this step.
-            computed: Tokens of each that are computed by the end of the step.
+            left: Requests of the step before that are not in this one.
+            roster: Its other requests, each packed by `wire.pack_request`, concatenated.
+            computed: Tokens of each of these that are computed by the end of the step.
+            tokens: Tokens of each of these that are computed in this step.
+            whole: Whether `roster` has all requests of the step.
         """
-        self._pack_batch()
-        self._batch = roster, tokens, computed
-        self._ahead = 0
-        self.again(begin_ns, end_ns)
-
-    def again(self, begin_ns: int, end_ns: int) -> None:
-        """Sends the last `batch` again, with one more token for each sequence."""
+        if whole or left or roster:
+            self._pack_batch()
+            self._batch = whole, left, roster, computed, tokens
         self._number += 1
         self._instants += begin_ns, end_ns
         if not self._hold or end_ns - self._sent_ns >= HOLD_NS:
@@ -134,19 +140,21 @@ class Recorder:
             self._held = []
             if self._closed or os.getpid() != self._pid:
                 return
-            data = packet(held)
+            data, whole = packet(held), self._whole
+            self._whole = False
+            self.starts = False
             for one in self._listeners:
-                one.send(data)
+                self.starts |= one.send(data, whole=whole)
 
     def _pack_batch(self) -> None:
         instants = self._instants
         if not instants:
             return
         self._instants = []
-        count = len(instants) // 2
-        first = self._number - count + 1
-        self._add(Batch(self._engine, first, instants, *self._batch, self._ahead))
-        self._ahead += count
+        first = self._number - len(instants) // 2 + 1
+        self._whole |= self._batch[0]
+        self._add(Batch(self._engine, first, instants, *self._batch))
+        self._batch = _SAME
 
     def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
         """Sends the arrival of a request, for clock control.
@@ -176,7 +184,7 @@ class Recorder:
     def _send(self, message: Message) -> None:
         self._pack_batch()
         self._add(message)
-        if not self._hold or len(self._held) >= MOST_HELD:
+        if not self._hold or len(self._held) >= MOST_AHEAD:
             self.flush()
 
     def _add(self, message: Message | Batch) -> None:
@@ -187,6 +195,9 @@ class Recorder:
 
     def _fail(self, error: Exception) -> None:
         self._unsent += 1
+        self.starts = True
+        for one in self._listeners:
+            one.lost = True
         if not self._failed:
             self._failed = True
             with contextlib.suppress(Exception):
@@ -194,31 +205,40 @@ class Recorder:
 
 
 class _Listener:
-    """One destination socket, with or without a listening process."""
+    """One destination socket, with or without a listening process.
+
+    Attributes:
+        lost: Whether a step since its last whole batch was not sent to it.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
         self._tried_s = -RETRY_S
         self.sent = self.dropped = 0
+        self.lost = True
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, *, whole: bool) -> bool:
+        """Sends or drops data; returns whether the next batch must be whole."""
         if self._socket is None:
             self._connect()
         if self._socket is None:
             self.dropped += 1
-            return
+            return False
         try:
             self._socket.send(data)
-        except BlockingIOError:
+        except OSError as error:
             self.dropped += 1
-        except OSError:
-            self.dropped += 1
-            self.disconnect()
+            self.lost = True
+            if not isinstance(error, BlockingIOError):
+                self.disconnect()
         else:
             self.sent += 1
+            self.lost &= not whole
+        return self.lost and self._socket is not None
 
     def disconnect(self) -> None:
+        self.lost = True
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, FiniteFloat
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 POLL_S = 0.5
 RECEIVE_S = 0.1
 RECONNECT_S = 2.0
@@ -52,6 +50,9 @@ MOST_UNWRITTEN = 500_000
 """Lines of the log that are kept until it can be written."""
 SHARED_NS = round(2 * EVERY_S * 1e9)
 """Time before another tenant was seen: it may have started right after the previous check."""
+
+Shared = tuple[str, int, int, str]
+"""A GPU, and start, end and tenant of a span in which another tenant computed on it."""
 
 
 class Sensors:
@@ -66,23 +67,17 @@ class Sensors:
         self._connect = connect
         self._gpus = list(gpus)
         self._stop = threading.Event()
-        self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self._arrived: deque[Sample | Shared] = deque(maxlen=MOST_SAMPLES)
         self._watches = {gpu: Tenants([gpu]) for gpu in gpus}
-        self._shared: deque[tuple[str, int, int, str]] = deque(maxlen=MOST_SAMPLES)
         self._thread = threading.Thread(target=self._run, name="zeus-serving", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def take(self) -> list[Sample]:
-        """Samples that arrived since the last call."""
-        return _drained(self._samples)
-
-    def take_shared(self) -> list[tuple[str, int, int, str]]:
-        """Spans since the last call in which another tenant computed: GPU, start, end and
-        tenant."""
-        return _drained(self._shared)
+    def take(self) -> list[Sample | Shared]:
+        """What arrived since the last call."""
+        return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def close(self) -> None:
         """Ends the thread."""
@@ -98,7 +93,7 @@ class Sensors:
                     while not self._stop.is_set():
                         sample = stream.receive(0.2)
                         if sample is not None:
-                            self._samples.append(sample)
+                            self._arrived.append(sample)
                         self._look_around(client)
             except (ZeusIpcError, OSError) as error:
                 if not warned:
@@ -111,11 +106,7 @@ class Sensors:
             if watch.due:
                 shared, now_ns = watch.look(client), time.monotonic_ns()
                 if shared is not None:
-                    self._shared.append((gpu, now_ns - SHARED_NS, now_ns, shared))
-
-
-def _drained(queue: deque[T]) -> list[T]:
-    return [queue.popleft() for _ in range(len(queue))]
+                    self._arrived.append((gpu, now_ns - SHARED_NS, now_ns, shared))
 
 
 class Service:
@@ -231,13 +222,12 @@ class Service:
 
     def _take_samples(self) -> None:
         with self._guard:
-            for gpu, begin_ns, end_ns, reason in self._sensors.take_shared():
+            for one in self._sensors.take():
                 for ledger in self._ledgers.values():
-                    if gpu in ledger.gpus:
-                        ledger.foreign(begin_ns, end_ns, reason)
-            for sample in self._sensors.take():
-                for ledger in self._ledgers.values():
-                    ledger.sample(sample)
+                    if not isinstance(one, tuple):
+                        ledger.sample(one)
+                    elif one[0] in ledger.gpus:
+                        ledger.foreign(*one[1:])
 
     def _receive(self) -> None:
         with self._guard:

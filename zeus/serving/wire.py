@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from operator import lt, sub
+from operator import add, lt, sub
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -31,6 +31,8 @@ MOST_BYTES = 180_000
 """Largest size of a packet; longer ones are truncated, and rejected."""
 MOST_STEPS = 1000
 """Of one message."""
+MOST_REQUESTS = 100_000
+"""Most requests of an engine that are known at a time."""
 MOST_LABEL = 200
 """Longest tenant or group, in characters; the rest is cut off."""
 GROUP = "zeus.group"
@@ -112,24 +114,28 @@ class Owner(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Steps of the same requests, without data that the receiver can derive.
+    """Steps without what the receiver can derive from the step before.
+
+    Each request computes one token a step, except in the first one, which those of `roster` join.
 
     Attributes:
         number: Number of the first step.
         instants: Start and end of each step, alternating, CLOCK_MONOTONIC.
-        roster: Their requests, each packed by `pack_request`, concatenated.
-        tokens: See `EngineStep`; with more than one step: 1 for each request.
-        computed: Tokens of each request that are computed by the end of a first step.
-        ahead: How many steps after that one these start.
+        whole: Whether these are all requests of the step; else they join those of the step before.
+        left: Requests of the step before that are in none of these.
+        roster: Requests, each packed by `pack_request`, concatenated.
+        computed: Tokens of each of them that are computed by the end of the first step.
+        tokens: Tokens of each in this step.
     """
 
     engine: str
     number: NonNegativeInt
     instants: Annotated[Sequence[Instant], Field(min_length=2, max_length=2 * MOST_STEPS)]
+    whole: bool
+    left: Sequence[str]
     roster: bytes
-    tokens: Sequence[Count]
     computed: Sequence[Count]
-    ahead: NonNegativeInt = 0
+    tokens: Sequence[Count]
 
 
 Message = EngineStep | Arrival | Finish | Owner
@@ -173,32 +179,80 @@ def pack_request(request: str, prompt: int, packer: Pack = msgpack.packb) -> byt
     return packer(request) + packer(prompt)
 
 
-def unpack(data: bytes) -> list[Message]:
-    """The messages of a packet; those of a batch are its steps.
+class Unpacker:
+    """Unpacks the packets of one engine's process."""
 
-    Raises:
-        RequestRejected: Part of it is not valid, or it is of another version.
-    """
-    unpacker = msgpack.Unpacker()
-    found: list[Message] = []
-    try:
-        unpacker.feed(data)
-        name, version = unpacker.unpack()
-        if name != NAME:
+    def __init__(self) -> None:
+        self._number = -1  # of the last step; its requests' prompts and computed tokens follow
+        self._prompts: dict[str, int] = {}
+        self._computed: dict[str, int] = {}
+
+    def __call__(self, data: bytes) -> list[Message]:
+        """The messages of a packet; those of a batch are its steps.
+
+        A batch whose step before was lost has none: the sender is about to send a whole one.
+
+        Raises:
+            RequestRejected: Part of it is not valid, or it is of another version.
+        """
+        unpacker = msgpack.Unpacker()
+        found: list[Message] = []
+        try:
+            unpacker.feed(data)
+            name, version = unpacker.unpack()
+            if name != NAME:
+                raise ValueError
+            if version != VERSION:
+                raise RequestRejected(
+                    f"an engine sends messages of version {version}, and this process reads "
+                    f"{VERSION}; install the same zeusd in both environments"
+                )
+            while True:
+                letter, *fields = unpacker.unpack()
+                known = len(_KINDS[letter]._fields)
+                message = _adapter(letter).validate_python(fields[:known])
+                found += self._steps(message) if isinstance(message, Batch) else [_checked(message)]
+                if unpacker.tell() >= len(data):
+                    return found
+        except (ValueError, TypeError, LookupError, msgpack.UnpackException):
+            self._number = -1  # nothing is derived from what is wrong
+            raise RequestRejected("this is not a message about a step or a request") from None
+
+    def _steps(self, batch: Batch) -> Iterator[EngineStep]:
+        names, prompts = _roster(batch.roster)
+        if not len(names) == len(batch.tokens) == len(batch.computed):
             raise ValueError
-        if version != VERSION:
-            raise RequestRejected(
-                f"an engine sends messages of version {version}, and this process reads {VERSION}; "
-                "install the same zeusd in both environments"
+        if any(map(lt, batch.computed, batch.tokens)):
+            raise ValueError
+        if batch.whole:
+            self._prompts, self._computed = {}, {}
+        elif batch.number != self._number + 1:
+            return
+        for name in batch.left:
+            del self._prompts[name], self._computed[name]
+        if not self._prompts.keys().isdisjoint(names) or len(self._prompts) > MOST_REQUESTS:
+            raise ValueError
+        tokens = dict.fromkeys(self._prompts, 1) | dict(zip(names, batch.tokens, strict=True))
+        self._prompts.update(zip(names, prompts, strict=True))
+        before = map(sub, batch.computed, batch.tokens)
+        self._computed.update(zip(names, before, strict=True))
+        pairs = zip(batch.instants[::2], batch.instants[1::2], strict=True)
+        for self._number, (begin_ns, end_ns) in enumerate(pairs, batch.number):
+            if begin_ns > end_ns:
+                raise ValueError
+            context = list(self._computed.values())
+            yield EngineStep(
+                batch.engine,
+                self._number,
+                begin_ns,
+                end_ns,
+                list(tokens),
+                list(map(lt, context, self._prompts.values())),
+                list(tokens.values()),
+                context,
             )
-        while not found or unpacker.tell() < len(data):
-            letter, *fields = unpacker.unpack()
-            known = len(_KINDS[letter]._fields)
-            message = _adapter(letter).validate_python(fields[:known])
-            found += _steps(message) if isinstance(message, Batch) else [_checked(message)]
-        return found
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
-        raise RequestRejected("this is not a message about a step or a request") from None
+            self._computed = dict(zip(tokens, map(add, context, tokens.values()), strict=True))
+            tokens = dict.fromkeys(tokens, 1)
 
 
 @lru_cache
@@ -214,34 +268,8 @@ def _checked(message: Message) -> Message:
     return message
 
 
-def _steps(batch: Batch) -> Iterator[EngineStep]:
-    names, prompts = _roster(batch.roster)
-    begins, ends = batch.instants[::2], batch.instants[1::2]
-    context = [one + batch.ahead for one in map(sub, batch.computed, batch.tokens)]
-    if not len(names) == len(batch.tokens) == len(batch.computed) or min(context, default=0) < 0:
-        raise ValueError
-    if len(begins) + batch.ahead > 1 and any(one != 1 for one in batch.tokens):
-        raise ValueError
-    for position, (begin_ns, end_ns) in enumerate(zip(begins, ends, strict=True)):
-        if begin_ns > end_ns:
-            raise ValueError
-        prefill = list(map(lt, context, prompts))
-        yield EngineStep(
-            batch.engine,
-            batch.number + position,
-            begin_ns,
-            end_ns,
-            names,
-            prefill,
-            batch.tokens,
-            context,
-        )
-        context = [one + 1 for one in context]
-
-
-@lru_cache(maxsize=64)
 def _roster(data: bytes) -> tuple[list[str], list[int]]:
-    """Names and prompts of a roster, cached: an engine's batches often have the same requests."""
+    """Names and prompts of a roster."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
     found = list(unpacker)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from zeus.serving.wire import Batch, EngineStep, pack, packet, unpack
+from zeus.serving.wire import Batch, EngineStep, Unpacker, pack, packet
 from zeus_ipc.replies import Sample
 
 
@@ -33,26 +32,25 @@ class TakesBatches:
     """Hands each step of a batch to `step`, at once."""
 
     step: Any
-    _batch: tuple[bytes, Sequence[int], Sequence[int]]
-    _ahead: int
+    starts = False
+    _number = 0
 
     def batch(
         self,
         begin_ns: int,
         end_ns: int,
-        roster: bytes,
-        tokens: Sequence[int],
-        computed: Sequence[int],
+        left: Any = (),
+        roster: bytes = b"",
+        computed: Any = (),
+        tokens: Any = (),
+        whole: bool = False,
     ) -> None:
         """As `Recorder.batch`."""
-        self._batch, self._ahead = (roster, tokens, computed), -1
-        self.again(begin_ns, end_ns)
-
-    def again(self, begin_ns: int, end_ns: int) -> None:
-        """As `Recorder.again`."""
-        self._ahead += 1
-        one = Batch("0", 1, [begin_ns, end_ns], *self._batch, self._ahead)
-        (found,) = unpack(packet([pack(one)]))
+        if not self._number:
+            self._unpack = Unpacker()
+        self._number += 1
+        one = Batch("0", self._number, [begin_ns, end_ns], whole, left, roster, computed, tokens)
+        (found,) = self._unpack(packet([pack(one)]))
         assert isinstance(found, EngineStep)
         self.step(begin_ns, end_ns, found.ids, found.prefill, found.tokens, found.context)
 

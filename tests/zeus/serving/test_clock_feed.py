@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from tests.support import as_nobody, public_directory, running_daemon, wait_for
 from zeus.serving import Queue, Step
+from zeus.serving.clock_requests import ClockPasses
 from zeus.serving.command import main
-from zeus.serving.forward_pass import ClockPasses, ForwardPass, decode
+from zeus.serving.forward_pass import ForwardPass, decode
 from zeus_ipc.errors import RequestRejected
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -34,17 +34,17 @@ from zeus.serving.metrics import EnergyCollector
 from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
 from zeus.serving.relay import register, register_from_environment
-from zeus.serving.service import Service, StoredWeights, run
+from zeus.serving.service import Service, Shared, StoredWeights, run
 from zeus.serving.wire import (
     Arrival,
     Batch,
     EngineStep,
     Finish,
     Owner,
+    Unpacker,
     pack,
     pack_request,
     packet,
-    unpack,
 )
 from zeus_ipc.errors import RequestRejected
 from zeus_ipc.http_guard import WebServer
@@ -60,17 +60,49 @@ def sent(*messages: object) -> bytes:
     return packet(map(pack, messages))
 
 
+def unpack(data: bytes) -> list[object]:
+    return list(Unpacker()(data))
+
+
+def whole(number: int, instants: object, roster: object, *rows: object) -> Batch:
+    return Batch("1", number, instants, True, [], roster, *rows)
+
+
 def test_messages_survive_the_wire():
     step = EngineStep("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
     roster = pack_request("a", 5) + pack_request("b", 7)
     assert unpack(sent(step)) == [step]
-    assert unpack(sent(Batch("1", 7, [10, 20], roster, [5, 1], [5, 10]))) == [step]
-    assert unpack(sent(Batch("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1))) == [
+    assert unpack(sent(whole(7, [10, 20], roster, [5, 10], [5, 1]))) == [step]
+    assert unpack(sent(whole(8, [10, 20, 20, 30], roster, [5, 10], [1, 1]))) == [
         EngineStep("1", 8, 10, 20, ["a", "b"], [True, False], [1, 1], [4, 9]),
         EngineStep("1", 9, 20, 30, ["a", "b"], [False, False], [1, 1], [5, 10]),
     ]
     others = [Finish("1", "a", "x", "y"), Arrival("1", "a", 5, 9, "00-1"), Owner("a", "x", "y")]
     assert unpack(sent(*others)) == others
+
+
+def test_a_step_is_derived_from_the_one_before_and_from_no_other():
+    engine = Unpacker()
+    roster = pack_request("a", 5) + pack_request("b", 7)
+    change = Batch("1", 8, [20, 30, 30, 40], False, ["b"], pack_request("c", 4), [4], [4])
+    same = Batch("1", 10, [40, 50], False, [], b"", [], [])
+    assert engine(sent(change)) == [], "nothing is known yet"
+    engine(sent(whole(7, [10, 20], roster, [5, 10], [5, 1])))
+    assert engine(sent(change, same)) == [
+        EngineStep("1", 8, 20, 30, ["a", "c"], [False, True], [1, 4], [5, 0]),
+        EngineStep("1", 9, 30, 40, ["a", "c"], [False, False], [1, 1], [6, 4]),
+        EngineStep("1", 10, 40, 50, ["a", "c"], [False, False], [1, 1], [7, 5]),
+    ]
+    assert engine(sent(same._replace(number=12))) == [], "a step was lost"
+    for wrong in (
+        change._replace(number=11, left=["d"]),
+        change._replace(number=11, left=[]),  # c is there already
+        same._replace(number=11, tokens=[1]),
+    ):
+        with pytest.raises(RequestRejected):
+            engine(sent(wrong))
+        assert engine(sent(same._replace(number=12))) == [], "nor from one that is wrong"
+        engine(sent(whole(10, [40, 50], pack_request("c", 4), [4], [4])))
 
 
 def test_a_packet_of_another_version_is_rejected_with_both_versions():
@@ -97,20 +129,18 @@ def test_a_packet_of_another_version_is_rejected_with_both_versions():
         sent(EngineStep("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2)),
         sent(EngineStep("1", 7, 10, 20, ["a"], [True], [1, 2], [0])),
         sent(EngineStep(1, 7, 10, 20, [], [], [], [])),
-        sent(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [0])),
-        sent(Batch("1", 7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2)),
-        sent(Batch("1", 7, [10, 20], pack_request("a", 5), [1, 2], [1, 2])),
-        sent(Batch("1", 7, [10, 20], b"\x05", [], [])),
-        sent(Batch("1", 7, [10, 20], "", [], [])),
-        sent(Batch("1", 7, [], pack_request("a", 5), [1], [1])),
-        sent(Batch("1", 7, [10, 20, 20], pack_request("a", 5), [1], [1])),
-        sent(Batch("1", 7, [10, 20, 20, 30], pack_request("a", 5), [2], [2])),
-        sent(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1)),
-        sent(Batch("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1])),
-        sent(Batch("1", 7, 5, pack_request("a", 5), [1], [1])),
+        sent(whole(7, [10, 20], pack_request("a", 5), [0], [1])),
+        sent(whole(7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2)),
+        sent(whole(7, [10, 20], pack_request("a", 5), [1, 2], [1, 2])),
+        sent(whole(7, [10, 20], b"\x05", [], [])),
+        sent(whole(7, [10, 20], "", [], [])),
+        sent(whole(7, [], pack_request("a", 5), [1], [1])),
+        sent(whole(7, [10, 20, 20], pack_request("a", 5), [1], [1])),
+        sent(whole(7, [10, 20] * 1001, pack_request("a", 5), [1], [1])),
+        sent(whole(7, 5, pack_request("a", 5), [1], [1])),
         sent(EngineStep("1", 7, 10, 20, ["a"], [True], ["1"], [0])),
-        sent(Batch("1", 7, [10, 20], pack_request("a", "5"), [1], [1])),
-        sent(Batch("1", 7, [20, 10], pack_request("a", 5), [1], [1])),
+        sent(whole(7, [10, 20], pack_request("a", "5"), [1], [1])),
+        sent(whole(7, [20, 10], pack_request("a", 5), [1], [1])),
         sent(Finish("1", 5)),
         sent(Arrival("1", "a", 5, -1)),
         sent(Owner("a", None)),
@@ -163,18 +193,17 @@ def test_a_recorder_sends_steps_of_the_same_requests_together(tmp_path):
         listener.bind(path)
         listener.listen()
         recorder = Recorder(path=path, hold=True)
-        recorder.batch(90 * MS, 100 * MS, roster, [5], [5])  # the first one is sent at once
-        recorder.batch(100 * MS, 104 * MS, roster, [1], [6])
-        for begin in (104, 108, 112, 116):  # the last of them ends 20 ms later
-            recorder.again(begin * MS, (begin + 4) * MS)
-        recorder.again(120 * MS, 145 * MS)  # a long one does not wait
-        recorder.again(145 * MS, 150 * MS)
+        recorder.batch(90 * MS, 100 * MS, [], roster, [5], [5], whole=True)  # sent at once
+        for begin in (100, 104, 108, 112, 116):  # the last of them ends 20 ms later
+            recorder.batch(begin * MS, (begin + 4) * MS)
+        recorder.batch(120 * MS, 145 * MS)  # a long one does not wait
+        recorder.batch(145 * MS, 150 * MS)
         recorder.finish("a")  # does not overtake a step
-        recorder.batch(150 * MS, 155 * MS, roster, [1], [6])
+        recorder.batch(150 * MS, 155 * MS, ["a"], pack_request("b", 5), [6], [1])
         recorder.close()
         engine, _ = listener.accept()
         with engine:
-            packets = []
+            unpack, packets = Unpacker(), []
             while data := engine.recv(9999):
                 packets.append(unpack(data))
 
@@ -184,6 +213,40 @@ def test_a_recorder_sends_steps_of_the_same_requests_together(tmp_path):
     assert [one.number for one in steps] == list(range(1, 10))
     assert [one.context for one in steps] == [[0], [5], [6], [7], [8], [9], [10], [11], [5]]
     assert [one.begin_ns // MS for one in steps] == [90, 100, 104, 108, 112, 116, 120, 145, 150]
+
+
+def test_a_listener_that_missed_a_step_is_to_get_a_whole_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder_module, "RETRY_S", 0.0)
+    path = str(tmp_path / "steps.sock")
+    recorder = Recorder(path=path)
+    roster = pack_request("a", 5)
+
+    def step(*, whole: bool = False) -> bool:
+        """Sends one; returns whether the next one is to be whole."""
+        rows = ([], roster, [1], [1]) if whole else ()
+        recorder.batch(0, 1, *rows, whole=whole)
+        return recorder.starts
+
+    assert not step(), "nobody listens"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        assert [step(), step(), step(whole=True), step()] == [True, True, False, False]
+        recorder.batch(0, 1, [], roster, [object()], [1])  # cannot be packed
+        assert recorder.starts
+        assert not step(whole=True)
+        while not step():  # until its buffer is full
+            pass
+        assert step(whole=True), "it was not sent"
+        engine, _ = listener.accept()
+        with engine:
+            unpack, numbers = Unpacker(), []
+            for _ in range(recorder.sent):
+                numbers += [one.number for one in unpack(engine.recv(9999))]
+            assert numbers == [4, 5, *range(7, 7 + len(numbers) - 2)]
+            assert [step(whole=True), step()] == [False, False]
+            assert [one.number for one in unpack(engine.recv(9999))] == [recorder._number - 1]
+    assert not step(), "it is gone"
 
 
 def test_a_second_listener_leaves_the_first_its_socket(tmp_path):
@@ -392,7 +455,6 @@ def test_lost_steps_refuse_the_requests_beside_them():
     _tell(ledger, served, lose=range(middle, middle + 3))
     rows = ledger.settle().rows
 
-    assert ledger.steps_lost == 3
     assert {row.reason for row in rows if row.refused} == {"3 steps were not received"}
     totals = ledger.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
@@ -448,8 +510,7 @@ class FakeSensors:
     """Samples that a test hands over."""
 
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
-        self.shared: list[tuple[str, int, int, str]] = []
+        self.samples: list[Sample | Shared] = []
 
     def start(self) -> None:
         pass
@@ -457,12 +518,8 @@ class FakeSensors:
     def close(self) -> None:
         pass
 
-    def take(self) -> list[Sample]:
+    def take(self) -> list[Sample | Shared]:
         found, self.samples = self.samples, []
-        return found
-
-    def take_shared(self) -> list[tuple[str, int, int, str]]:
-        found, self.shared = self.shared, []
         return found
 
 
@@ -479,7 +536,7 @@ def test_requests_beside_another_tenant_are_refused(tmp_path):
             service.take(step)
             sensors.samples.append(published(gpu, at_ns + number, n * 10**6, n, None))
     for n in (12, 14):
-        sensors.shared.append(("y", begin_ns + (n - 4) * 10**9, begin_ns + n * 10**9, "u5 and u7"))
+        sensors.samples.append(("y", begin_ns + (n - 4) * 10**9, begin_ns + n * 10**9, "u5 and u7"))
     service.poll(time.monotonic_ns())
 
     rows = {row.request: row for one in ledgers.values() for row in one.settle().rows}

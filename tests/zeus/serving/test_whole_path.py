@@ -157,10 +157,8 @@ while True:
     for step in range(50):
         time.sleep(0.005)
         end_ns = time.monotonic_ns()
-        if step:
-            recorder.again(begin_ns, end_ns)
-        else:
-            recorder.batch(begin_ns, end_ns, roster, [1], [1])
+        rows = () if step and not recorder.starts else ([], roster, [step + 1], [1])
+        recorder.batch(begin_ns, end_ns, *rows, whole=bool(rows))
         begin_ns = end_ns
     recorder.finish(name)
     recorder.flush()

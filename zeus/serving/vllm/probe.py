@@ -10,13 +10,12 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterable
-from operator import attrgetter
+from itertools import islice
 from typing import Any
 
 import msgpack
 
-from zeus.serving.recorder import InFlight, Recorder, Silent, wrap
+from zeus.serving.recorder import MOST_AHEAD, InFlight, Recorder, Silent, wrap
 from zeus.serving.wire import pack_request
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,6 @@ TESTED = ("0.32", "0.33")
 RANDOM_ENV = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 """With it, vLLM does not change the callers' ids."""
 
-_computed = attrgetter("num_computed_tokens")
 _RANDOM = re.compile("-[0-9a-f]{8}$")
 """vLLM's suffix of the caller's id. Its scheduler does not know the id without it."""
 
@@ -84,25 +82,24 @@ class Probe:
         self._known: dict[str, str] = {}  # external names
         self._packed: dict[str, bytes] = {}
         self._pack = msgpack.Packer().pack
-        self._planned: dict[str, int] = {}  # the previous step's requests; the next two describe it
-        self._ids: list[str] = []
-        self._batch: list[Any] = []
-        self._roster = b""
-        self._same = 0  # consecutive steps with the same requests and one token each
-        self._base = False  # whether the recorder can derive the next one of them
+        self._expected: dict[str, int] = {}  # requests of the last step, of which each gets 1
+        self._left: list[str] = []  # names of those of it that are gone
+        self._plain = 0  # whole steps since the last one of which tokens may be rejected
+        self._derived = False  # whether the next step can be derived from the last one
         self._names: set[str] = set()
-        self._ended: Iterable[str] = ()
+        self._ended: dict[str, int] = {}
         self._count = 0
         self._gone: list[tuple[str, str]] = []
         self._random = os.environ.get(RANDOM_ENV, "0").strip().lower() not in ("1", "true")
 
     def arrived(self, request: Any, *more: object) -> None:
         """Handles a new request."""
-        self._planned, self._ids = {}, []  # it may be another request with the same id
-        if request.request_id not in self._known:  # otherwise more input of a session
-            headers = getattr(request, "trace_headers", None) or {}
-            trace = str(headers.get("traceparent", ""))
-            self._recorder.arrived(*self._meet(request.request_id, request), trace)
+        if request.request_id in self._known:  # more input of a session, or the same id again
+            self._derived = False
+            return
+        headers = getattr(request, "trace_headers", None) or {}
+        trace = str(headers.get("traceparent", ""))
+        self._recorder.arrived(*self._meet(request.request_id, request), trace)
 
     def scheduled(self, begin_ns: int, output: Any) -> None:
         """Handles a composed step."""
@@ -110,41 +107,44 @@ class Probe:
             self._forget(one)
         self._finish()
         planned = output.num_scheduled_tokens
-        if planned == self._planned and planned:
-            if self._base:
-                self.in_flight.begin(begin_ns, (planned, b"", (), ()))
-                return
-            self._same += self._same > 0
-        else:
-            self._recorder.flush()  # earlier steps must not wait for this one
-            self._planned = planned
-            if not planned:
-                self.in_flight.begin(begin_ns, None)
-                return
-            ids = list(planned)
-            if ids != self._ids:
-                self._compose(ids)
-            self._same = 0
-        counts = list(planned.values())
-        if not self._same:
-            self._same = int(counts.count(1) == len(counts))
-        # The scheduler has already counted this step's tokens.
-        computed = list(map(_computed, self._batch))
-        # Tokens of a step in flight may still be rejected, unless it is of the same kind.
-        self._base = self._same > len(self.in_flight)
-        self.in_flight.begin(begin_ns, (planned, self._roster, counts, computed))
+        if not planned:
+            self._recorder.flush()  # the next step may be far away
+            self.in_flight.begin(begin_ns, None)
+            return
+        expected = self._expected
+        derived = self._derived and not self._recorder.starts and len(self.in_flight) < MOST_AHEAD
+        if derived and not self._left and planned == expected:
+            self.in_flight.begin(begin_ns, (planned, ()))
+            return
+        # New requests are the last ones; where others are new, the step is not derived.
+        joined = list(islice(reversed(planned), max(0, len(planned) - len(expected))))
+        for one in joined:
+            expected[one] = planned[one]
+        whole = not derived or planned != expected
+        if whole:
+            joined, self._left = list(planned), []
+        tokens = [planned[one] for one in joined]
+        plain = tokens.count(1) == len(tokens)
+        if whole:
+            # Tokens of a step in flight may still be rejected, unless each has one.
+            self._plain = self._plain + 1 if plain else 0
+            self._derived = self._plain > len(self.in_flight)
+        if whole or not plain:
+            self._recorder.flush()  # earlier steps must not wait for one that may be longer
+            self._expected = dict.fromkeys(planned, 1)
+        left, self._left = self._left, []
+        rows = left, *self._rows(joined), tokens, whole
+        self.in_flight.begin(begin_ns, (planned, rows))
 
-    def _compose(self, ids: list[str]) -> None:
-        """Looks up and packs the requests of a step if they differ from the previous step's."""
-        packed, requests = self._packed, self._requests
-        try:
-            self._roster = b"".join(map(packed.__getitem__, ids))
-        except KeyError:  # its arrival was missed
-            for one in set(ids) - packed.keys():
+    def _rows(self, ids: list[str]) -> tuple[bytes, list[int]]:
+        """The packed requests, and the tokens of each that are computed by the step's end."""
+        requests, packed = self._requests, self._packed
+        for one in ids:
+            if one not in packed:  # its arrival was missed
                 self._meet(one, requests[one])
-            self._roster = b"".join(map(packed.__getitem__, ids))
-        self._batch = list(map(requests.__getitem__, ids))
-        self._ids = ids
+        # The scheduler has already counted this step's tokens.
+        computed = [requests[one].num_computed_tokens for one in ids]
+        return b"".join(map(packed.__getitem__, ids)), computed
 
     def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
         """Adds a new request: its external name, its arrival, and its prompt."""
@@ -161,32 +161,29 @@ class Probe:
 
     def ended(self, *output: object) -> None:
         """Handles a step's output."""
-        found, self._ended = self.in_flight.end(), ()
+        found, self._ended = self.in_flight.end(), {}
         self._count = len(self._requests)
         if found is not None and found[2] is not None:
-            begin_ns, end_ns, (self._ended, roster, tokens, computed) = found
-            if roster:
-                self._recorder.batch(begin_ns, end_ns, roster, tokens, computed)
-            else:
-                self._recorder.again(begin_ns, end_ns)
+            begin_ns, end_ns, (self._ended, rows) = found
+            self._recorder.batch(begin_ns, end_ns, *rows)
 
     def updated(self, *output: object) -> None:
         """Handles that the scheduler has processed the output and dropped finished requests."""
         if len(self._requests) != self._count:
-            for one in self._ended:
-                if one not in self._requests:
-                    self._forget(one)
+            for one in self._ended.keys() - self._requests.keys():
+                self._forget(one)
         self._finish()
         if not self._requests:
             self._recorder.flush()  # the next step may be far away
 
     def _forget(self, one: str) -> None:
-        # Drops all data of ended requests.
-        self._planned, self._ids, self._batch = {}, [], []
+        """Drops all data of a request that ended."""
         self._packed.pop(one, None)
         name = self._known.pop(one, None)
         if name is not None:
             self._gone.append((one, name))
+            if self._expected.pop(one, None):
+                self._left.append(name)
 
     def _finish(self) -> None:
         """Sends ends of requests, except while a step that was scheduled ahead still computes
