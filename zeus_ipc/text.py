@@ -79,3 +79,19 @@ def energy(joules: float) -> str:
 def seconds_since(t_ns: int) -> float:
     """Seconds since an instant of CLOCK_MONOTONIC."""
     return max(0.0, (time.monotonic_ns() - t_ns) / 1e9)
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[object]], *, left: int, last_left: bool = False
+) -> str:
+    """Formats columns, the first `left` of them left-aligned, the others right-aligned."""
+    cells = [tuple(head), *[tuple(map(str, row)) for row in rows]]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
+    lines = []
+    for row in cells:
+        line = []
+        for n, cell in enumerate(row):
+            to_left = n < left or (last_left and n == len(row) - 1)
+            line.append(cell.ljust(widths[n]) if to_left else cell.rjust(widths[n]))
+        lines.append("  ".join(line).rstrip())
+    return "\n".join(lines)

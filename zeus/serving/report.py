@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import quantiles
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from zeus.serving.rows import Totals
 from zeus_ipc.tables import Nanoseconds, Seconds, read_lines
+from zeus_ipc.text import table as columns
 
 COLUMNS = (
     "requests", "refused", "joules", "idle_j", "j_per_output_token", "mean_j", "p50_j", "p95_j",
@@ -93,19 +95,21 @@ class Sums:
 
     def row(self) -> dict[str, Any]:
         """Its figures, by `COLUMNS`; None: not known."""
-        total = math.fsum(self.joules)
+        total, count = math.fsum(self.joules), len(self.joules)
         # Errors of sensor and fit average out over requests, but those of the rule may not.
         sigma = math.hypot(self.variance**0.5, self.rule_j)
-        values = sorted(self.joules)
+        parts = (
+            quantiles(self.joules * (1 + (count == 1)), n=20, method="inclusive") if count else []
+        )
         return {
-            "requests": len(values) + self.refused,
+            "requests": count + self.refused,
             "refused": self.refused,
             "joules": total,
             "idle_j": self.idle_j,
             "j_per_output_token": total / self.output_tokens if self.output_tokens else None,
-            "mean_j": total / len(values) if values else None,
-            "p50_j": _quantile(values, 0.5),
-            "p95_j": _quantile(values, 0.95),
+            "mean_j": total / count if count else None,
+            "p50_j": parts[9] if count else None,
+            "p95_j": parts[18] if count else None,
             "uncertainty_pct": 100 * sigma / total if total else None,
             "method": " ".join(sorted(self.methods)),
         }
@@ -208,15 +212,8 @@ def table(groups: Groups, totals: Totals, by: str) -> str:
     """For people."""
     head = (by, *COLUMNS)
     rows = [[name, *map(_shown, sums.row().values())] for name, sums in groups.items()]
-    widths = [max(len(row[n]) for row in [list(head), *rows]) for n in range(len(head))]
     lines = [
-        "  ".join(
-            cell.ljust(width) if n in (0, len(head) - 1) else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [list(head), *rows]
-    ]
-    lines += [
+        columns(head, rows, left=1, last_left=True),
         "",
         f"attributed to requests  {totals.requests_j:14.1f} J",
         f"idle                    {totals.idle_j:14.1f} J",
@@ -272,15 +269,6 @@ def _group(entry: LogRow, by: str) -> str:
     if by == "hour":
         return time.strftime("%Y-%m-%d %H:00", time.gmtime(entry.ended_s()))
     return str(getattr(entry, by) or "(none)")
-
-
-def _quantile(values: Sequence[float], q: float) -> float | None:
-    if not values:
-        return None
-    at = q * (len(values) - 1)
-    low = int(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (at - low) * (values[high] - values[low])
 
 
 def _shown(value: Any) -> str:

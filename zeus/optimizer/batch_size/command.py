@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ import click
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.sources import open_database, open_source
-from zeus_ipc.text import count, duration
+from zeus_ipc.text import count, duration, table
 from zeus_ipc.wire import explain
 
 APP = "zeus.optimizer.batch_size.server.router:app"
@@ -401,22 +400,6 @@ def ago(seconds: float | None) -> str:
 
 def _text(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[object]], *, left: int, last_left: bool = False
-) -> str:
-    """Formats columns, the first `left` of them left-aligned, the others right-aligned."""
-    cells = [tuple(head), *[tuple(map(str, row)) for row in rows]]
-    widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
-    lines = []
-    for row in cells:
-        line = []
-        for n, cell in enumerate(row):
-            to_left = n < left or (last_left and n == len(row) - 1)
-            line.append(cell.ljust(widths[n]) if to_left else cell.rjust(widths[n]))
-        lines.append("  ".join(line).rstrip())
-    return "\n".join(lines)
 
 
 def _print_json(value: object) -> None:
