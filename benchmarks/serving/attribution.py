@@ -1,6 +1,6 @@
 """Measures the error of the energy per request against the Shapley value of a simulated truth.
 
-    python benchmarks/serving.py attribution [--tuned] [--world NAME] [--no-live]
+    python benchmarks/serving.py attribution [--tuned] [--seed N] [--world NAME] [--no-live]
 
 The method's constants were chosen on the worlds of `TUNED`. It reports the worlds of `HELD_OUT`,
 unless `--tuned` is given: other seeds, loads and shapes, and truths of another form (how arithmetic
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -279,6 +280,7 @@ def main() -> None:
     parser.add_argument(
         "--tuned", action="store_true", help="use the worlds that settings were tuned on"
     )
+    parser.add_argument("--seed", type=int, default=0, help="add this to the seed of each world")
     parser.add_argument("--world", action="append", help="only this world; may be repeated")
     parser.add_argument("--no-live", action="store_true", help="without live figures")
     options = parser.parse_args()
@@ -288,6 +290,7 @@ def main() -> None:
     for world in TUNED if options.tuned else HELD_OUT:
         if options.world and world.name not in options.world:
             continue
+        world = replace(world, seed=world.seed + options.seed)
         for row, faults in cells(world, with_live=not options.no_live):
             print("| " + " | ".join(row) + " |", flush=True)
             missed += [f"{row[0]}, seen {row[3]}: {fault}" for fault in faults]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import time
@@ -26,9 +27,11 @@ def result_path(command: Sequence[str]) -> Path | None:
 
     It is only known if the command has `--result-filename`.
     """
-    options = dict(_options(command))
-    name = options.get("--result-filename")
-    return None if name is None else Path(options.get("--result-dir", ".")) / name
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--result-filename", nargs="?")
+    options.add_argument("--result-dir", nargs="?", default=".")
+    found, _ = options.parse_known_args(command)
+    return Path(found.result_dir, found.result_filename) if found.result_filename else None
 
 
 def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[int, dict[str, Any]]:
@@ -86,15 +89,3 @@ def add(path: Path, energy: dict[str, Any]) -> dict[str, Any]:
             result[f"joules_per_{name.removeprefix('total_').removesuffix('s')}"] = joules / count
     write_text(path, json.dumps(result) + "\n")
     return result
-
-
-def _options(command: Sequence[str]) -> list[tuple[str, str]]:
-    found = []
-    for n, one in enumerate(command):
-        name, equals, value = one.partition("=")
-        if name.startswith("--"):
-            if equals:
-                found.append((name, value))
-            elif n + 1 < len(command):
-                found.append((name, command[n + 1]))
-    return found

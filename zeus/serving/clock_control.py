@@ -102,8 +102,7 @@ RETRY_S = (0.5, 30.0)
 TIMEOUT_S = 1.0
 
 ENERGY_NS = 1_000_000_000
-ENERGY_BEHIND_NS = 500_000_000
-"""Period at which energy is reported to the policy, and its delay."""
+"""Period at which energy is reported to the policy, and its delay: it is known by then."""
 
 
 class ClockControl:
@@ -220,11 +219,6 @@ class ClockControl:
     def drained(self) -> None:
         """Handles that the engine has no request; see `ClockPolicy.drained`. Never raises."""
         self._tell(lambda policy: policy.drained())
-
-    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
-        """Reports the instance's energy between two instants of `time.monotonic`, J; optional.
-        Never raises."""
-        self._tell(lambda policy: policy.energy(begin_s, end_s, joules))
 
     def refuse(self, reason: str | None) -> None:
         """Pause while another tenant uses a GPU; this restores the clocks. None: resume.
@@ -403,13 +397,13 @@ class ClockControl:
             self._fleet.seen(client, now, states)
 
     def _report_energy(self, client: Client, policy: ClockPolicy) -> None:
-        end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # already known: no need to wait
-        begin_ns, self._energy_ns = self._energy_ns, end_ns
-        if begin_ns < end_ns - 10 * ENERGY_NS:
-            return  # the first one, or after a pause
+        end_ns = time.monotonic_ns() - ENERGY_NS
+        begin_ns = self._energy_ns
         if end_ns - begin_ns < ENERGY_NS:
-            self._energy_ns = begin_ns
             return
+        self._energy_ns = end_ns
+        if end_ns - begin_ns > 10 * ENERGY_NS:
+            return  # the first one, or after a pause
         try:
             found = client.windows(self._gpus, [(begin_ns, end_ns, False)])
         except (NotSupported, SeveralGpusFailed) as error:

@@ -3,9 +3,10 @@ objectives, and the bound on changes; pure."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LEVEL_SHARE = 0.05
 """Smallest distance between two levels, as a share of the highest clock."""
@@ -15,9 +16,6 @@ LOWEST_SHARE = 0.3
 
 MOST, MOST_TOKENS = 1e12, 1e9
 """Largest plausible number."""
-
-MOST_MHZ = 100_000
-"""Highest plausible clock."""
 
 LONGEST_S = 60.0
 """Longest plausible step."""
@@ -74,7 +72,7 @@ def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
         ValueError: No clock is offered.
     """
     offered: Sequence[int] = sorted(
-        {int(clock) for clock in clocks_mhz if 0 < clock < MOST_MHZ and clock == int(clock)},
+        {int(clock) for clock in clocks_mhz if 0 < clock < MOST and clock == int(clock)},
         reverse=True,
     )
     if not offered:
@@ -87,31 +85,13 @@ def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
     return found
 
 
-def within(low: float, value: float) -> bool:
-    """Whether a value is a plausible number, and at least `low`."""
+def number(value: Any, low: float = -MOST) -> float:
+    """A value as a plausible number; NaN: it is none, or below `low`."""
     try:
-        return low <= value < MOST
-    except (TypeError, ArithmeticError):  # not a number, or of a type that cannot be compared
-        return False
-
-
-def possible(step: Step, queue: Queue) -> bool:
-    """Whether numbers are plausible; the clock may be unknown."""
-    begin, end, prompt, sequences, context, _ = step
-    waiting, backlog, oldest = queue
-    try:
-        return (
-            -MOST < begin < end < MOST
-            and end - begin < LONGEST_S
-            and 0 <= prompt < MOST_TOKENS
-            and 0 <= sequences < MOST_TOKENS
-            and 0 <= context < MOST_TOKENS
-            and 0 <= waiting < MOST_TOKENS
-            and 0 <= backlog < MOST_TOKENS
-            and 0 <= oldest < MOST
-        )
-    except (TypeError, ArithmeticError):
-        return False
+        found = float(value)
+    except (TypeError, ValueError, ArithmeticError):
+        return math.nan
+    return found if low <= found < MOST else math.nan
 
 
 FAST_S = 4.0
@@ -247,14 +227,14 @@ class Margin:
         """One request.
 
         Args:
-            seen_s: Its latency, s.
+            seen_s: Its latency, s; NaN: not known, so nothing changes.
             ours: Share of the time before in which the clock was below the highest: no margin can
                 avoid misses at the highest clock.
         """
         if seen_s > NEAR * self._objective_s:
             fall = MISS_FALL if seen_s > self._objective_s else NEAR_FALL
             self.value = max(LOWEST, self.value - fall * ours)
-        else:
+        elif seen_s >= 0:
             self.value = min(HIGHEST, self.value + RISE)
 
 

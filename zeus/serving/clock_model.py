@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from operator import mul
 
 COMPARED = 12
 """Decode steps before and after a change that are compared."""
@@ -42,6 +43,50 @@ def saturation(tokens: float) -> float:
     return 1.0 - math.exp(-tokens / SATURATION)
 
 
+class Kalman:
+    """A linear model whose weights follow its data.
+
+    Args:
+        theta: Weights.
+        variances: Of the weights before any data.
+        drift: Share of these variances that each update adds.
+        most: The same, at which nothing more is added.
+    """
+
+    def __init__(
+        self, theta: Sequence[float], variances: Sequence[float], drift: float, most: float
+    ) -> None:
+        self.theta = list(theta)
+        self._drift = [drift * variance for variance in variances]
+        self._most = [most * variance for variance in variances]
+        self._p = [
+            [v if i == j else 0.0 for j in range(len(theta))] for i, v in enumerate(variances)
+        ]
+
+    def error(self, x: Sequence[float], seen: float) -> float:
+        """How far a value is above the prediction."""
+        found: float = seen - sum(map(mul, x, self.theta))
+        return found
+
+    def update(self, x: Sequence[float], seen: float, noise: float) -> None:
+        """Learns from one value with this variance; an outlier does not move the weights far."""
+        px = [sum(map(mul, row, x)) for row in self._p]
+        variance = sum(map(mul, px, x)) + noise
+        limit = 3.0 * math.sqrt(variance)
+        error = min(max(self.error(x, seen), -limit), limit)
+        for i, row in enumerate(self._p):
+            gain = px[i] / variance
+            self.theta[i] += gain * error
+            row[:] = [one - gain * other for one, other in zip(row, px, strict=True)]
+            if row[i] < self._most[i]:
+                row[i] += self._drift[i]
+
+    def open(self) -> None:
+        """Makes it learn fast again after the truth has changed."""
+        for i, most in enumerate(self._most):
+            self._p[i][i] += 0.2 * most
+
+
 class StepTime:
     """The two parts of a step's time at the highest clock, s.
 
@@ -57,11 +102,8 @@ class StepTime:
     """
 
     def __init__(self) -> None:
-        self._theta = [0.005, 0.0, 0.0, 0.0, 0.0, 2e-5]
         prior = [sd * sd for sd in PRIOR]
-        self._drift = [DRIFT * DRIFT * variance for variance in prior]
-        self._most = [0.05 * variance for variance in prior]
-        self._p = [[v if i == j else 0.0 for j in range(6)] for i, v in enumerate(prior)]
+        self._fit = Kalman([0.005, 0.0, 0.0, 0.0, 0.0, 2e-5], prior, DRIFT * DRIFT, 0.05)
         self.residual2 = 0.01
         self.base_s, self.token_s = 0.005, 2e-5
         self.sequence_s = self.saturating_s = self.context_s = 0.0
@@ -86,7 +128,7 @@ class StepTime:
         if tokens <= 0.0:
             return 0.0
         touched = saturation(sequences + tokens) - saturation(sequences)
-        computed = self._theta[4] + self.token_s * tokens
+        computed = self._fit.theta[4] + self.token_s * tokens
         return max(0.0, stretch * self.saturating_s * touched + computed / r)
 
     def update(
@@ -99,47 +141,18 @@ class StepTime:
         seen_s: float,
     ) -> None:
         """Learns from one step."""
-        theta, p = self._theta, self._p
-        mixed = 1.0 / r if tokens > 0 else 0.0
-        x0, x1, x3 = stretch, stretch * sequences, stretch * context
-        x2 = stretch * saturation(sequences + tokens)
-        x4, x5 = mixed, tokens / r
-        error = seen_s - (
-            x0 * theta[0]
-            + x1 * theta[1]
-            + x2 * theta[2]
-            + x3 * theta[3]
-            + x4 * theta[4]
-            + x5 * theta[5]
-        )
-        px = [
-            w[0] * x0 + w[1] * x1 + w[2] * x2 + w[3] * x3 + w[4] * x4 + w[5] * x5 for w in p
-        ]  # fmt: skip
-        relative = error / seen_s
+        fit = self._fit
+        x = [
+            *(stretch, stretch * sequences, stretch * saturation(sequences + tokens)),
+            *(stretch * context, 1.0 / r if tokens > 0 else 0.0, tokens / r),
+        ]
+        relative = fit.error(x, seen_s) / seen_s
         self.residual2 += 0.02 * (min(relative * relative, 0.04) - self.residual2)
-        noise = seen_s * seen_s * max(self.residual2, RELATIVE_NOISE**2)
-        p0, p1, p2, p3, p4, p5 = px
-        variance = p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3 + p4 * x4 + p5 * x5 + noise
-        limit = 3.0 * math.sqrt(variance)  # one outlier must not move the fit far
-        error = limit if error > limit else -limit if error < -limit else error
-        drift, most = self._drift, self._most
-        for i in range(6):
-            gain = px[i] / variance
-            theta[i] += gain * error
-            row = p[i]
-            row[0] -= gain * p0
-            row[1] -= gain * p1
-            row[2] -= gain * p2
-            row[3] -= gain * p3
-            row[4] -= gain * p4
-            row[5] -= gain * p5
-            if row[i] < most[i]:
-                row[i] += drift[i]
+        fit.update(x, seen_s, seen_s * seen_s * max(self.residual2, RELATIVE_NOISE**2))
+        theta = fit.theta
         touched = saturation(sequences)
         here = theta[0] + theta[1] * sequences + theta[2] * touched + theta[3] * context
-        self.sequence_s = theta[1] if theta[1] > 0.0 else 0.0
-        self.saturating_s = theta[2] if theta[2] > 0.0 else 0.0
-        self.context_s = theta[3] if theta[3] > 0.0 else 0.0
+        self.sequence_s, self.saturating_s, self.context_s = (max(0.0, one) for one in theta[1:4])
         self.base_s = max(
             1e-5,
             here
@@ -147,12 +160,11 @@ class StepTime:
             - self.saturating_s * touched
             - self.context_s * context,
         )
-        self.token_s = theta[5] if theta[5] > 1e-9 else 1e-9
+        self.token_s = max(1e-9, theta[5])
 
     def open(self) -> None:
         """Makes the model learn fast again after times have changed."""
-        for i, variance in enumerate(self._most):
-            self._p[i][i] += 0.2 * variance
+        self._fit.open()
 
 
 class Stretch:

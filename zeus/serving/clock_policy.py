@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterable
 
 from zeus.serving.clock_load import (
+    LONGEST_S,
     MOST,
-    MOST_MHZ,
+    MOST_TOKENS,
     Load,
     Lost,
     Margin,
@@ -19,8 +20,7 @@ from zeus.serving.clock_load import (
     RateBound,
     Step,
     levels,
-    possible,
-    within,
+    number,
 )
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
 from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, clock_power, longer_busy
@@ -134,13 +134,14 @@ class ClockPolicy:
         """Handles the end of a step. Returns the clock wanted from now on, MHz. Never raises for
         implausible numbers, but returns the highest clock.
         """
-        begin, end, prompt, sequences, context, mhz = step
-        waiting, backlog, oldest = queue
-        if not possible(step, queue):
+        begin, end, *counts, oldest = map(number, (*step[:5], *queue))
+        if not (
+            begin < end < begin + LONGEST_S
+            and all(0 <= count < MOST_TOKENS for count in counts)
+            and oldest >= 0
+        ):
             return self._unknown(end)
-        begin, end = float(begin), float(end)
-        prompt, sequences, context = float(prompt), float(sequences), float(context)
-        waiting, backlog, oldest = float(waiting), float(backlog), float(oldest)
+        prompt, sequences, context, waiting, backlog = counts
         last = self._ended_s
         if last is None or end - last > 3600.0:
             last = begin
@@ -153,9 +154,9 @@ class ClockPolicy:
         passed = end - counted if counted is not None and last <= counted < end else end - last
         passed = passed if passed > took else took
         self._ended_s = self._counted_s = end
-        known = within(1.0, mhz) and mhz < MOST_MHZ
-        r = float(mhz) / self.highest_mhz if known else self._ratios[self._level]
-        r = 1.0 if r > 1.0 else 0.05 if r < 0.05 else r
+        mhz = number(step.clock_mhz, 1.0)
+        r = self._ratios[self._level] if math.isnan(mhz) else mhz / self.highest_mhz
+        r = min(max(r, 0.05), 1.0)
         if prompt or sequences:
             self._learn(end - took, end, took, prompt, sequences, context, r)
             if self._powered:
@@ -183,14 +184,11 @@ class ClockPolicy:
     def seen(self, ttft_s: float, tpot_s: float) -> None:
         """Handles a request's latencies if the feed does not know which request: `finished` without
         its end."""
-        late_first = late_mean = False
         ours = min(1.0, 2.0 * self._below)
-        if within(0.0, ttft_s):
-            self._margin_ttft.finished(ttft_s, ours)
-            late_first = ttft_s > self._ttft_s
-        if within(0.0, tpot_s):
-            self._margin_tpot.finished(tpot_s, ours)
-            late_mean = tpot_s > self._tpot_s
+        ttft_s, tpot_s = number(ttft_s, 0.0), number(tpot_s, 0.0)
+        self._margin_ttft.finished(ttft_s, ours)
+        self._margin_tpot.finished(tpot_s, ours)
+        late_first, late_mean = ttft_s > self._ttft_s, tpot_s > self._tpot_s
         self.ttft_violations += late_first
         self.tpot_violations += late_mean
         self._lost.finished(late_first or late_mean)
@@ -206,10 +204,9 @@ class ClockPolicy:
         """Handles that no step runs, or no statistics arrive. Returns the clock wanted from now on,
         MHz. Call it about every 0.1 s.
         """
-        last, counted = self._ended_s, self._counted_s
-        if last is None or counted is None or not within(last - LATE_S, now_s):
+        last, counted, now_s = self._ended_s, self._counted_s, number(now_s)
+        if last is None or counted is None or not last - LATE_S <= now_s:
             return self._unknown(now_s)
-        now_s = float(now_s)
         if self._present or self._decoding > self._ended + self._ended_before:
             if now_s - last >= SILENT_S:
                 return self._go(0, now_s)
@@ -224,9 +221,7 @@ class ClockPolicy:
         """Reports the board's energy between two instants of the steps' clock, J; windows of about
         1 s. Optional: it improves the floor if a GPU's power curve is unusual.
         """
-        if not all(within(-MOST, one) for one in (begin_s, end_s, joules)):
-            return
-        begin_s, end_s, joules = float(begin_s), float(end_s), float(joules)
+        begin_s, end_s, joules = map(number, (begin_s, end_s, joules))
         if joules > 0.0 and begin_s < end_s:
             if not self._powered:
                 self._powered = True  # steps are recorded from now on
@@ -267,7 +262,7 @@ class ClockPolicy:
 
     def _unknown(self, now_s: float) -> int:
         """Discards what is known about the present."""
-        now = float(now_s) if within(-MOST, now_s) else self._ended_s
+        now = self._ended_s if math.isnan(now_s) else now_s
         self._ended_s = self._counted_s = now
         self._comparison.cancel()
         self._floor.power.forget()

@@ -11,6 +11,9 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from operator import mul
+
+from zeus.serving.clock_model import Kalman
 
 KEPT = 4096
 """Most steps that are kept; energy of older ones is not used."""
@@ -18,11 +21,11 @@ KEPT = 4096
 NOISE = 0.05
 """Share of a window's energy that the rule does not explain."""
 
-TOP_WINDOWS = 10
-"""Time at the highest clock, at intervals, for comparison with lower clocks."""
+DRIFT = 1e-4
+"""Share of the prior's variances that each window adds."""
 
 TOP_S = 30.0
-"""Longest such time."""
+"""Longest time at the highest clock, at intervals, for comparison with lower clocks."""
 
 FIRST_GAP_S = 20.0
 """Interval between the first two such times; it doubles each time."""
@@ -31,7 +34,7 @@ LONGEST_S, MOST_W = 60.0, 1e6
 """Largest plausible length and energy of a window."""
 
 LEAST_WINDOWS = 10
-"""Number of windows before which the generic curve is used."""
+"""Windows before which the generic curve is used, and those of a time at the highest clock."""
 
 WORTH = 0.25
 """Percentage of energy that steps longer by 1 % must save."""
@@ -62,8 +65,7 @@ class PowerFit:
         self._gap_s = FIRST_GAP_S
         self._need = 0
         self._next_s = self._until_s = -math.inf
-        self._theta = [0.0] * 4
-        self._p: list[list[float]] = []
+        self._fit: Kalman | None = None
         self._busy = self._read = self._clocked = 0.0
         self._times: deque[float] = deque(maxlen=KEPT)
         self._sums: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
@@ -93,7 +95,7 @@ class PowerFit:
             return False
         if not self._looking and now_s >= self._next_s:
             self._looking = True
-            self._need, self._until_s = self.windows + TOP_WINDOWS, now_s + TOP_S
+            self._need, self._until_s = self.windows + LEAST_WINDOWS, now_s + TOP_S
         elif self._looking and (self.windows >= self._need or now_s >= self._until_s):
             self._looking = False
             self._next_s = now_s + self._gap_s
@@ -116,25 +118,14 @@ class PowerFit:
         if joules > MOST_W * total:
             return
         x = [total, *(b - a for a, b in zip(before, after, strict=True))]
-        if not self._p:
-            expected = sum(a * b for a, b in zip(self.parts, x, strict=True))
-            scale = joules / expected
-            self._theta = [scale * part for part in self.parts]
-            self._p = [[(0.6 * scale) ** 2 if i == j else 0.0 for j in range(4)] for i in range(4)]
-        px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in self._p]
-        noise = (NOISE * joules) ** 2 + 1e-6
-        variance = sum(a * b for a, b in zip(px, x, strict=True)) + noise
-        error = joules - sum(a * b for a, b in zip(self._theta, x, strict=True))
-        for i in range(4):
-            gain = px[i] / variance
-            self._theta[i] += gain * error
-            row = self._p[i]
-            for j in range(4):
-                row[j] -= gain * px[j]
-            row[i] *= 1.002
+        if self._fit is None:
+            scale = joules / sum(map(mul, self.parts, x))
+            theta = [scale * part for part in self.parts]
+            self._fit = Kalman(theta, [(0.6 * scale) ** 2] * 4, DRIFT, 1.0)
+        self._fit.update(x, joules, (NOISE * joules) ** 2 + 1e-6)
         self.windows += 1
         if self.windows >= LEAST_WINDOWS:
-            parts = tuple(max(0.0, value) for value in self._theta)
+            parts = tuple(max(0.0, value) for value in self._fit.theta)
             self.parts = parts if parts[0] + parts[1] > 0.0 else self.parts
 
     def _add(self, time_s: float) -> None:

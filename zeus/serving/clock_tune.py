@@ -23,12 +23,6 @@ from zeus_ipc.overriding import override
 POLICY = 0
 """The arm that stands for the clock policy instead of a static clock."""
 
-WINDOW_S = 20.0
-"""Length of a window."""
-
-REQUESTS = 200
-"""Requests that must end at a clock before it is judged."""
-
 ALLOWED = 0.005
 """Share of requests that may miss in addition to those at the highest clock."""
 
@@ -114,8 +108,8 @@ class Tuner(ClockPolicy):
         floor_mhz: float | None = None,
         stretch: dict[int, float] | None = None,
         *,
-        window_s: float = WINDOW_S,
-        requests: int = REQUESTS,
+        window_s: float = 20.0,
+        requests: int = 200,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__(clocks_mhz, ttft_s, tpot_s, floor_mhz, stretch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,14 @@ def replay(
     with one_sentence():
         needed("numpy", "python -m zeus.serving", "serving")
         from zeus.serving.replay import replay as run
-        from zeus.serving.replay import totals_json, unknown, write_rows
+        from zeus.serving.replay import unknown, write_rows
         from zeus.utils.atomic import write_text
 
         distinct((steps, energy, tenants), (out, totals))
-        paid = run(steps, energy, method=method, idle=idle, tenants=tenants)
-        write_rows(paid.rows, out)
-        write_text(totals, totals_json(paid, method, tenants=tenants is not None))
-        if why := unknown(paid):
+        rows, sums = run(steps, energy, method=method, idle=idle, tenants=tenants)
+        write_rows(rows, out)
+        write_text(totals, json.dumps(sums, indent=2) + "\n")
+        if why := unknown(rows):
             raise ValueError(why)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end, clipped
+from zeus.serving.fit import MOST_PLACES
 from zeus_ipc.tables import Amount, Nanoseconds, Part, TableError, Text, read, read_columns
 
 SHORTEST_STEP_NS = 1e5
@@ -27,14 +28,16 @@ POWER_W = (1.0, 20_000.0)
 """Power of the GPUs of an engine."""
 COUNTED = 8
 """So many updates whose energies only grow are readings of a counter."""
-SILENT_S = 2.0
-"""Power below the least for longer is that of a sensor that failed."""
-
-SHIFT_S = 2.0
-"""A smaller shift may be the sensor's own delay."""
+BRIEF_S = 2.0
+"""Power below the least for longer is that of a sensor that failed; a smaller shift between the
+files may be the sensor's own delay."""
 SHIFTED = 0.7
 """Power and work that correlate so well at a shift, and half as well without, are shifted."""
-MAX_POINTS = 2**17
+
+TIMES = {"microseconds": 1e3, "milliseconds": 1e6, "seconds": 1e9}
+"""Units that files have by mistake, in ns."""
+ENERGIES = {"millijoules": 1e-3, "kilojoules": 1e3, "microjoules": 1e-6}
+"""The same, in J."""
 
 
 class StepRow(NamedTuple):
@@ -226,17 +229,16 @@ def _usual(path: Path, what: str, lengths_ns: Ints, least_ns: float) -> None:
     length_ns = float(np.median(lengths_ns))
     if least_ns <= length_ns <= LONGEST_NS:
         return
-    likely = next(
-        (
-            f"are the times {unit}?"
-            for unit, factor in (("microseconds", 1e3), ("milliseconds", 1e6), ("seconds", 1e9))
-            if USUAL_NS[0] <= length_ns * factor <= USUAL_NS[1]
-        ),
-        "are they of another unit? Or are starts and ends of two clocks?",
-    )
+    unit = _likely(length_ns, USUAL_NS, TIMES)
+    why = f"are the times {unit}?" if unit else "are they of another unit? Or of two clocks?"
     raise TableError(
-        f"{path}: {what} are {length_ns:.3g} ns long, but times are in nanoseconds; {likely}"
+        f"{path}: {what} are {length_ns:.3g} ns long, but times are in nanoseconds; {why}"
     )
+
+
+def _likely(value: float, usual: tuple[float, float], units: dict[str, float]) -> str:
+    """The unit in which a value would be a usual one; empty: none."""
+    return next((unit for unit, one in units.items() if usual[0] <= value * one <= usual[1]), "")
 
 
 def _possible(table: Part, updates: Updates, order: Ints) -> None:
@@ -249,14 +251,12 @@ def _possible(table: Part, updates: Updates, order: Ints) -> None:
         )
     power_w = updates.joules / updates.length_s
     usual_w = float(np.median(power_w))
-    for unit, factor in (("millijoules", 1e-3), ("kilojoules", 1e3), ("microjoules", 1e-6)):
-        if not POWER_W[0] <= usual_w <= POWER_W[1] and (
-            POWER_W[0] <= usual_w * factor <= POWER_W[1]
-        ):
-            raise TableError(
-                f"{table.path}: the power is {usual_w:.3g} W, which no GPU draws; are the joules "
-                f"{unit}?"
-            )
+    unit = _likely(usual_w, POWER_W, {"": 1.0, **ENERGIES})
+    if unit:
+        raise TableError(
+            f"{table.path}: the power is {usual_w:.3g} W, which no GPU draws; are the joules "
+            f"{unit}?"
+        )
     _each(
         power_w[np.argsort(order)] <= POWER_W[1],
         table,
@@ -271,7 +271,7 @@ def _possible(table: Part, updates: Updates, order: Ints) -> None:
     silent = np.concatenate([[False], power_w < POWER_W[0], [False]])
     for first, end in np.flatnonzero(np.diff(silent)).reshape(-1, 2).tolist():
         length_s = (updates.end_ns[end - 1] - updates.begin_ns[first]) / 1e9
-        if length_s > SILENT_S:
+        if length_s > BRIEF_S:
             table.wrong(
                 order[first],
                 f"the power is below {POWER_W[0]:g} W for {length_s:.3g} s from here; leave out "
@@ -281,7 +281,8 @@ def _possible(table: Part, updates: Updates, order: Ints) -> None:
 
 def _shift_s(steps: StepColumns, updates: Updates, begin: int, end: int) -> float:
     """The time by which power follows work, if that is far and they do not fit without; else 0."""
-    period_ns = max(float(np.median(updates.end_ns - updates.begin_ns)), (end - begin) / MAX_POINTS)
+    period_ns = float(np.median(updates.end_ns - updates.begin_ns))
+    period_ns = max(period_ns, (end - begin) / MOST_PLACES)
     edges = np.arange(2 + int((end - begin) / period_ns), dtype=np.float64) * period_ns
     work, works = _per_bin(edges, begin, clipped(steps))
     power, powers = _per_bin(edges, begin, updates)
@@ -298,7 +299,7 @@ def _shift_s(steps: StepColumns, updates: Updates, begin: int, end: int) -> floa
     fits = np.where(known, products(work, power) / np.where(known, norms, 1.0), 0.0)
     shifts_s = np.fft.fftfreq(size, 1 / size) * period_ns / 1e9
     best = int(np.argmax(fits))
-    without = fits[np.abs(shifts_s) <= SHIFT_S].max()
+    without = fits[np.abs(shifts_s) <= BRIEF_S].max()
     return float(shifts_s[best]) if fits[best] >= SHIFTED and without < fits[best] / 2 else 0.0
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,7 +36,7 @@ GROUP_UPDATES = 0.3
 """Weight of the common weights for a group, in updates."""
 PRIOR_UPDATES = 30.0
 """Weight of an earlier fit's weights, in updates."""
-LEAST_BUSY = 150
+LEAST_BUSY = LEAST_UPDATES // 2
 """Busy updates on each side of a cut."""
 BLOCKS = 120
 """Number of instants that are tried first; then the best one is refined update by update."""
@@ -140,7 +141,7 @@ def fit(seen: Seen, levels: int, prior: Floats | None = None) -> Fit:
     groups = levels
     ratio: Floats = np.ones(seen.joules.size)
     width_s, slow = WIDTHS_S[-1], 0.0
-    common = _ridge(columns, seen.joules, weight, RIDGE, target)
+    common = _common(columns, seen.joules, weight, target)
     factor = _level_factors(columns @ common, seen, weight, levels)
     cuts = find_cuts(columns * factor[seen.level][:, None], seen.joules, weight, seen.busy)
     if cuts.size:
@@ -150,7 +151,7 @@ def fit(seen: Seen, levels: int, prior: Floats | None = None) -> Fit:
     for turn in range(ROUNDS + 1):
         scaled = columns * ratio[:, None]
         scaled[:, IDLE] = columns[:, IDLE]
-        common = _ridge(scaled, seen.joules, weight, RIDGE, target)
+        common = _common(scaled, seen.joules, weight, target)
         theta = _by_group(scaled, seen.joules, weight, group, groups, common, anchors)
         predicted = np.einsum("uk,uk->u", columns, theta[group])
         idle_j = columns[:, IDLE] * theta[group, IDLE]
@@ -218,17 +219,20 @@ def _pull(gram: Floats, strength: float) -> Floats:
     return np.diag(strength * (own + 1e-3 * own.mean() + 1e-300))
 
 
-def _ridge(
-    columns: Floats, joules: Floats, weight: Floats, strength: float, target: Floats | None
+def _solved(
+    columns: Floats, joules: Floats, weight: Floats, pull: Floats, target: Floats | float = 0.0
 ) -> Floats:
-    gram = _gram(columns, weight)
-    pull = _pull(gram, strength)
-    right = columns.T @ (weight * joules)
-    if target is not None:
-        pull = _pull(gram, max(strength, PRIOR_UPDATES / max(1, joules.size)))
-        right = right + pull @ target
-    found: Floats = np.linalg.solve(gram + pull, right).astype(np.float64, copy=False)
+    """Weights that explain energies, pulled towards a target."""
+    right = columns.T @ (weight * joules) + pull @ np.broadcast_to(target, len(pull))
+    found: Floats = np.linalg.solve(_gram(columns, weight) + pull, right).astype(np.float64)
     return found
+
+
+def _common(columns: Floats, joules: Floats, weight: Floats, target: Floats | None) -> Floats:
+    """Weights of the whole run, pulled towards those of earlier fits if there are any."""
+    strength = RIDGE if target is None else max(RIDGE, PRIOR_UPDATES / max(1, joules.size))
+    pull = _pull(_gram(columns, weight), strength)
+    return _solved(columns, joules, weight, pull, 0.0 if target is None else target)
 
 
 def _level_factors(predicted: Floats, seen: Seen, weight: Floats, levels: int) -> Floats:
@@ -266,7 +270,7 @@ def _by_group(
         a, y, w = columns[some], joules[some], weight[some]
         base = a @ near[one]
         price = float((w * base * y).sum() / max(float((w * base**2).sum()), 1e-300))
-        found[one] = np.linalg.solve(_gram(a, w) + pull, a.T @ (w * y) + pull @ (price * near[one]))
+        found[one] = _solved(a, y, w, pull, price * near[one])
     return found
 
 
@@ -393,16 +397,10 @@ def _best_cut(a: Floats, y: Floats, w: Floats) -> int | None:
 
 def _squares(a: Floats, y: Floats, w: Floats, edges: Ints) -> tuple[Floats, Floats, Floats]:
     """Gram matrices, right-hand sides and sums of squares of all that is before each edge."""
-    size = edges.size
-    gram = np.zeros((size, a.shape[1], a.shape[1]))
-    right = np.zeros((size, a.shape[1]))
-    own = np.zeros(size)
-    for n in range(1, size):
-        part = slice(edges[n - 1], edges[n])
-        weighted = a[part] * w[part, None]
-        gram[n] = weighted.T @ a[part]
-        right[n] = weighted.T @ y[part]
-        own[n] = (w[part] * y[part] ** 2).sum()
+    parts = [slice(begin, end) for begin, end in pairwise([0, *edges.tolist()])]
+    gram = [_gram(a[part], w[part]) for part in parts]
+    right = [a[part].T @ (w[part] * y[part]) for part in parts]
+    own = [(w[part] * y[part] ** 2).sum() for part in parts]
     return np.cumsum(gram, axis=0), np.cumsum(right, axis=0), np.cumsum(own)
 
 
@@ -417,8 +415,7 @@ def _refined(a: Floats, y: Floats, w: Floats, edges: Ints, number: int, pull: Fl
     ridge = np.diag(CUT_RIDGE * pull + 1e-12)
     errors = []
     for side in (slice(0, low + 1), slice(high - 1, None)):
-        weighted = a[side] * w[side, None]
-        theta = np.linalg.solve(weighted.T @ a[side] + ridge, weighted.T @ y[side])
+        theta = _solved(a[side], y[side], w[side], ridge)
         errors.append(w[low:high] * (y[low:high] - a[low:high] @ theta) ** 2)
     before = np.concatenate([[0], np.cumsum(errors[0])])
     after = np.concatenate([[0], np.cumsum(errors[1])])

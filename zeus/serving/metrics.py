@@ -13,7 +13,7 @@ from zeus.serving.rows import RequestEnergy
 from zeus.utils.lazy import needed
 
 if TYPE_CHECKING:
-    from zeus.serving.clock_control import ClockControl, ClockStatus
+    from zeus.serving.clock_control import ClockStatus
     from zeus.serving.ledger import Ledger
 
 BUCKETS_J = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0)
@@ -166,12 +166,3 @@ class EnergyCollector(Collector):
                 joules.observe(row.joules)
                 if row.decode_tokens:
                     token_joules.observe(row.joules / row.decode_tokens)
-
-
-class ClockCollector(Collector):
-    """Prometheus collector of one engine's clock control, used as `EnergyCollector`."""
-
-    def __init__(
-        self, model: str, engine: str, control: ClockControl, registry: Any = None
-    ) -> None:
-        super().__init__(model, CLOCKS, lambda: {engine: control.status()}, registry)

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 URL_ENV = "ZEUS_SERVING_METRICS"
 """Address of the ledger, whose metrics vLLM's plugin relays."""
 EVERY_S = 5.0
-TIMEOUT_S = 2.0
 MOST_BYTES = 2**22
 PREFIX = "zeus_serving_"
 
@@ -79,7 +78,7 @@ class Relay:
         while True:
             found: list[Any] = []
             with contextlib.suppress(Exception):  # it is down, or another program responds
-                with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as answer:
+                with urllib.request.urlopen(self._url, timeout=EVERY_S) as answer:
                     text = answer.read(MOST_BYTES).decode()
                 found = [one for one in self._parse(text) if one.name.startswith(PREFIX)]
             self._families = found

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import numpy as np
 from zeus.serving.columns import StepColumns, Updates, by_end, clipped, no_step
 from zeus.serving.files import check_clocks, read_steps, read_tenants, read_updates
 from zeus.serving.ledger import Ledger
-from zeus.serving.requests import Open
-from zeus.serving.rows import IDLE, RequestEnergy, Settlement, Totals, known
+from zeus.serving.rows import RequestEnergy, Settlement, Totals, known
 from zeus.serving.settlement import idle_energy
 from zeus_ipc.tables import TableError, write
 
@@ -37,49 +35,14 @@ OUT_COLUMNS = (
 
 _TEXTS = ("request", "method", "reason")
 
-OWNER = "owner"
-"""Tenant that is charged for idle energy with `owner`."""
-
-
-@dataclass(frozen=True)
-class Bill:
-    """A settled run with its idle energy distributed.
-
-    Attributes:
-        totals: Sums; requests + idle + unattributed = measured.
-        idle: One of `IDLE`.
-        idle_measured_j: Idle energy before any of it was added to requests.
-    """
-
-    rows: list[RequestEnergy]
-    totals: Totals
-    idle: str
-    idle_measured_j: float
-
-
-def bill(settled: Settlement, idle: str = IDLE[0]) -> Bill:
-    """Distributes idle energy.
-
-    Raises:
-        ValueError: The treatment does not exist.
-    """
-    if idle not in IDLE:
-        raise ValueError(f"idle must be one of {', '.join(IDLE)}, not {idle!r}")
-    rows, totals = settled.rows, replace(settled.totals)
-    idle_j = totals.idle_j
-    own_j = math.fsum(row.joules for row in rows if not row.refused)
-    if idle == "proportional" and own_j > 0:
-        share = idle_j / own_j
-        rows = [row if row.refused else _with_idle(row, share) for row in rows]
-        totals.requests_j += idle_j
-        totals.idle_j = 0.0
-    return Bill(rows, totals, idle, idle_j)
-
 
 def replay(
     steps: Path, energy: Path, *, method: str, idle: str, tenants: Path | None = None
-) -> Bill:
+) -> tuple[list[RequestEnergy], dict[str, Any]]:
     """Attributes the energy of a run in two files.
+
+    Returns:
+        The requests, with idle energy if it is divided among them, and sums.
 
     Raises:
         ValueError: A file is wrong; the message names it, the line and the fault.
@@ -101,7 +64,28 @@ def replay(
         ledger.add_steps(taken, names)
         settled = ledger.settle()
     rows = [replace(row, tenant=owners.get(row.request, "")) for row in settled.rows]
-    return bill(replace(settled, rows=rows), idle)
+    totals = settled.totals
+    own_j = math.fsum(row.joules for row in rows if not row.refused)
+    shared_j = totals.idle_j if idle == "proportional" and own_j > 0 else 0.0
+    if shared_j:
+        rows = [row if row.refused else _with_idle(row, shared_j / own_j) for row in rows]
+    sums: dict[str, Any] = {
+        "measured_j": totals.measured_j,
+        "requests_j": totals.requests_j + shared_j,
+        "idle_j": totals.idle_j - shared_j,
+        "unattributed_j": totals.unattributed_j,
+        "method": method,
+        "idle": {
+            "policy": idle,
+            "measured_j": totals.idle_j,
+            "startup_j": totals.startup_j,
+            "dummy_j": totals.dummy_j,
+        },
+        "requests": {"count": len(rows), "refused": sum(row.refused for row in rows)},
+    }
+    if tenants is not None:
+        sums["tenants"] = _by_tenant(rows, totals.idle_j if idle == "owner" else None)
+    return rows, sums
 
 
 def by_tokens(steps: StepColumns, names: Sequence[str], updates: Updates) -> Settlement:
@@ -145,49 +129,25 @@ def by_tokens(steps: StepColumns, names: Sequence[str], updates: Updates) -> Set
     rows = []
     for name, prefill_j, decode_j in zip(names, *parts, strict=True):
         joules = prefill_j + decode_j
-        one = Open(name, prefill_j=prefill_j, decode_j=decode_j, covered=joules > 0)
-        one.variance, one.rule_j = (TOKENS_SENSOR * joules) ** 2, TOKENS_RULE * joules
-        rows.append(one.row("tokens"))
+        errors = TOKENS_SENSOR * joules, TOKENS_RULE * joules
+        one = RequestEnergy(name, joules, prefill_j, decode_j, 0.0, *errors)
+        rows.append(replace(one, reason="") if joules > 0 else one)
+    rows = [one.stated("tokens") for one in rows]
     return Settlement(rows, totals, None)
 
 
-def by_tenant(paid: Bill) -> dict[str, dict[str, float]]:
+def _by_tenant(rows: Sequence[RequestEnergy], owner_j: float | None) -> dict[str, dict[str, float]]:
     """Sums of each tenant, by name; requests without a tenant have the empty name."""
     found: dict[str, dict[str, float]] = {}
-    for row in paid.rows:
+    for row in rows:
         one = found.setdefault(row.tenant, {"requests": 0, "refused": 0, "joules": 0.0})
         one["requests"] += 1
         one["refused"] += row.refused
         one["joules"] += 0.0 if row.refused else row.joules
-    if paid.idle == OWNER:
-        one = found.setdefault(OWNER, {"requests": 0, "refused": 0, "joules": 0.0})
-        one["joules"] += paid.totals.idle_j
+    if owner_j is not None:
+        one = found.setdefault("owner", {"requests": 0, "refused": 0, "joules": 0.0})
+        one["joules"] += owner_j
     return found
-
-
-def totals_json(paid: Bill, method: str, *, tenants: bool) -> str:
-    """The totals as JSON."""
-    totals = paid.totals
-    found: dict[str, Any] = {
-        "measured_j": totals.measured_j,
-        "requests_j": totals.requests_j,
-        "idle_j": totals.idle_j,
-        "unattributed_j": totals.unattributed_j,
-        "method": method,
-        "idle": {
-            "policy": paid.idle,
-            "measured_j": paid.idle_measured_j,
-            "startup_j": totals.startup_j,
-            "dummy_j": totals.dummy_j,
-        },
-        "requests": {
-            "count": len(paid.rows),
-            "refused": sum(row.refused for row in paid.rows),
-        },
-    }
-    if tenants:
-        found["tenants"] = by_tenant(paid)
-    return json.dumps(found, indent=2) + "\n"
 
 
 def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:
@@ -196,13 +156,13 @@ def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:
     write(path, kinds, ([known(getattr(row, name)) for name in OUT_COLUMNS] for row in rows))
 
 
-def unknown(paid: Bill) -> str | None:
+def unknown(rows: Sequence[RequestEnergy]) -> str | None:
     """Why no request has a figure; None: one has."""
-    reasons = Counter(row.reason for row in paid.rows)
-    if reasons[""] or not paid.rows:
+    reasons = Counter(row.reason for row in rows)
+    if reasons[""] or not rows:
         return None
     reason, count = reasons.most_common(1)[0]
-    return f"no request has a figure ({count} of {len(paid.rows)}: {reason})"
+    return f"no request has a figure ({count} of {len(rows)}: {reason})"
 
 
 def _with_idle(row: RequestEnergy, share: float) -> RequestEnergy:

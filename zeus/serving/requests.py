@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from zeus.serving.columns import Ints, StepColumns
-from zeus.serving.rows import RequestEnergy, Totals
+from zeus.serving.rows import NEVER, RequestEnergy, Totals
 from zeus.serving.settlement import Interval, Split
 
 MOST_OPEN = 200_000
@@ -18,71 +17,13 @@ MOST_OPEN = 200_000
 DUMMY = "\x00dummy"
 """Name of steps without a request, which are part of the idle energy."""
 
-NEVER = "no sensor update covers its steps"
-
-
-@dataclass
-class Open:
-    """One request."""
-
-    name: str
-    tenant: str = ""
-    group: str = ""
-    finished: bool = False
-    begin_ns: int = 2**62
-    end_ns: int = 0
-    prefill_tokens: float = 0.0
-    decode_tokens: float = 0.0
-    prefill_j: float = 0.0
-    decode_j: float = 0.0
-    shared_j: float = 0.0
-    variance: float = 0.0
-    rule_j: float = 0.0
-    covered: bool = False
-    reason: str = ""
-
-    @property
-    def joules(self) -> float:
-        """Energy of settled periods."""
-        return self.prefill_j + self.decode_j + self.shared_j
-
-    def add(self, found: Split, at: int) -> None:
-        """Adds a period's energy, which is at this position of the split."""
-        for name in ("prefill_j", "decode_j", "shared_j", "variance", "rule_j"):
-            setattr(self, name, getattr(self, name) + float(getattr(found, name)[at]))
-        self.covered |= bool(found.covered[at])
-
-    def row(self, method: str, refusal: str = "", *, provisional: bool = False) -> RequestEnergy:
-        """Its figures; without any if it is refused."""
-        reason = refusal or self.reason or ("" if self.covered else NEVER)
-        unknown = math.nan if reason else 0.0
-        return RequestEnergy(
-            self.name,
-            self.joules + unknown,
-            self.prefill_j + unknown,
-            self.decode_j + unknown,
-            self.shared_j + unknown,
-            math.sqrt(self.variance) + unknown,
-            self.rule_j + unknown,
-            method,
-            reason,
-            self.tenant,
-            self.group,
-            provisional,
-            self.begin_ns if self.end_ns else 0,
-            self.end_ns,
-            round(self.prefill_tokens),
-            round(self.decode_tokens),
-            self.finished,
-        )
-
 
 class Requests:
     """Requests by name and by number."""
 
     def __init__(self) -> None:
         self._number: dict[str, int] = {}
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, RequestEnergy] = {}
         self._next = 0
         self._done: list[int] = []
 
@@ -103,7 +44,7 @@ class Requests:
             if number is None:
                 number = known[name] = self._next
                 self._next += 1
-                self._open[number] = Open(name)
+                self._open[number] = RequestEnergy(name)
             found[position] = number
         return found
 
@@ -136,7 +77,7 @@ class Requests:
         for number, first_ns, last_ns, prefilled, all_tokens in zip(*columns, strict=True):
             one = self._open.get(number)
             if one is not None:
-                one.begin_ns = min(one.begin_ns, first_ns)
+                one.begin_ns = min(one.begin_ns, first_ns) if one.end_ns else first_ns
                 one.end_ns = max(one.end_ns, last_ns)
                 one.prefill_tokens += prefilled
                 one.decode_tokens += all_tokens - prefilled
@@ -154,12 +95,12 @@ class Requests:
         place = {number: at for at, number in enumerate(found.request.tolist())}
         for number in numbers.tolist():
             now, at = replace(self._open[number]), place.get(number)
-            refusal = found.refusal or now.reason
-            if at is None or not found.covered[at]:
-                refusal = refusal or NEVER
-            else:
+            refusal = found.refusal
+            if at is not None and found.covered[at]:
                 now.add(found, at)
-            rows.append(now.row(method, refusal, provisional=True))
+            else:
+                refusal = refusal or now.reason or NEVER
+            rows.append(now.stated(method, refusal, provisional=True))
         return rows
 
     def charge(self, found: Split, foreign: Sequence[Interval]) -> Totals:
@@ -172,16 +113,16 @@ class Requests:
             if one is None:  # dropped, and started again under the same name
                 totals.unattributed_j += own_j
                 continue
-            if one.name == DUMMY:
+            if one.request == DUMMY:
                 totals.idle_j += own_j
                 totals.dummy_j += own_j
                 continue
             why = found.refusal or _reason(one, foreign)
-            if why and not one.reason:
+            if why and one.reason in ("", NEVER):
                 one.reason = why
                 totals.requests_j -= one.joules
                 totals.unattributed_j += one.joules
-            if one.reason:
+            if one.reason not in ("", NEVER):
                 totals.unattributed_j += own_j
                 continue
             totals.requests_j += own_j
@@ -197,17 +138,17 @@ class Requests:
         rows = []
         for number in sorted(ready):
             one = self._open[number]
-            if one.name == DUMMY and not final:
+            if one.request == DUMMY and not final:
                 continue
             del self._open[number]
-            del self._number[one.name]
-            if one.name != DUMMY:
-                rows.append(one.row(method))
+            del self._number[one.request]
+            if one.request != DUMMY:
+                rows.append(one.stated(method))
         self._done = [n for n in self._done if n in self._open]
         return rows
 
 
-def _reason(one: Open, foreign: Sequence[Interval]) -> str:
+def _reason(one: RequestEnergy, foreign: Sequence[Interval]) -> str:
     for begin_ns, end_ns, why in foreign:
         if one.begin_ns < end_ns and begin_ns < one.end_ns:
             return why

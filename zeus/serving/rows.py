@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zeus.serving.fit import Fit
+    from zeus.serving.settlement import Split
+
+NEVER = "no sensor update covers its steps"
 
 
 IDLE = ("exclude", "proportional", "owner")
@@ -19,7 +22,7 @@ BY = ("model", "tenant", "group", "hour")
 """What a report may sum by."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestEnergy:
     """Energy attributed to one request.
 
@@ -44,22 +47,51 @@ class RequestEnergy:
     """
 
     request: str
-    joules: float
-    prefill_j: float
-    decode_j: float
-    shared_j: float
-    uncertainty_j: float
-    rule_uncertainty_j: float
-    method: str
-    reason: str
+    joules: float = 0.0
+    prefill_j: float = 0.0
+    decode_j: float = 0.0
+    shared_j: float = 0.0
+    uncertainty_j: float = 0.0
+    rule_uncertainty_j: float = 0.0
+    method: str = ""
+    reason: str = NEVER
     tenant: str = ""
     group: str = ""
     provisional: bool = False
     begin_ns: int = 0
     end_ns: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
+    prefill_tokens: float = 0
+    decode_tokens: float = 0
     finished: bool = False
+
+    def add(self, found: Split, at: int) -> None:
+        """Adds a period's energy, which is at this position of the split."""
+        prefill_j, decode_j, shared_j = (
+            float(part[at]) for part in (found.prefill_j, found.decode_j, found.shared_j)
+        )
+        self.joules += prefill_j + decode_j + shared_j
+        self.prefill_j += prefill_j
+        self.decode_j += decode_j
+        self.shared_j += shared_j
+        self.uncertainty_j = math.hypot(self.uncertainty_j, float(found.variance[at]) ** 0.5)
+        self.rule_uncertainty_j += float(found.rule_j[at])
+        if found.covered[at] and self.reason == NEVER:
+            self.reason = ""
+
+    def stated(self, method: str, refusal: str = "", *, provisional: bool = False) -> RequestEnergy:
+        """A copy with whole tokens; without figures if it is refused."""
+        found = replace(
+            self,
+            method=method,
+            reason=refusal or self.reason,
+            provisional=provisional,
+            prefill_tokens=round(self.prefill_tokens),
+            decode_tokens=round(self.decode_tokens),
+        )
+        if found.reason:
+            found.joules = found.prefill_j = found.decode_j = found.shared_j = math.nan
+            found.uncertainty_j = found.rule_uncertainty_j = math.nan
+        return found
 
     @property
     def refused(self) -> bool:

@@ -15,7 +15,7 @@ from tests.support import free_port
 from zeus.serving.clock_command import serve_metrics
 from zeus.serving.clock_control import ClockControl, ClockStatus
 from zeus.serving.clock_fleet import Needs
-from zeus.serving.metrics import ClockCollector
+from zeus.serving.metrics import CLOCKS, Collector
 
 
 class Control:
@@ -43,7 +43,7 @@ class Control:
 
 
 def test_metrics() -> None:
-    collector = ClockCollector("llama", "0", cast("ClockControl", Control()))
+    collector = Collector("llama", CLOCKS, lambda: {"0": Control().status()})
     text = generate_latest(collector.registry).decode()
     labels = 'engine="0"'
     for line in (
