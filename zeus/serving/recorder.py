@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgpack
 
 from zeus.serving.wire import (
+    MOST_BYTES,
     Arrival,
     Batch,
     EngineStep,
@@ -142,6 +143,9 @@ class Recorder:
                 return
             data, whole = packet(held), self._whole
             self._whole = False
+            if len(data) > MOST_BYTES:
+                self._fail(ValueError("their requests have too long names"))
+                return
             self.starts = False
             for one in self._listeners:
                 self.starts |= one.send(data, whole=whole)
