@@ -150,16 +150,15 @@ from zeus.serving.recorder import Recorder
 from zeus.serving.wire import pack_request
 
 recorder = Recorder(path=sys.argv[1], hold=True)
-number, begin_ns = 0, time.monotonic_ns()
+number, end_ns = 0, time.monotonic_ns()
 while True:
     name = f"{sys.argv[2]}{number}"
     roster = pack_request(name, 1)
     for step in range(50):
-        time.sleep(0.005)
-        end_ns = time.monotonic_ns()
+        begin_ns, end_ns = end_ns, end_ns + 5_000_000  # alike, however late they are sent
+        time.sleep(max(0, end_ns - time.monotonic_ns()) / 1e9)
         rows = () if step and not recorder.starts else ([], roster, [step + 1], [1])
         recorder.batch(begin_ns, end_ns, *rows, whole=bool(rows))
-        begin_ns = end_ns
     recorder.finish(name)
     recorder.flush()
     print(recorder.sent, flush=True)
