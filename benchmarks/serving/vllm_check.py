@@ -96,6 +96,7 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
             self.plugin = EnergyStatLogger(vllm_config, engine_index)
             self.plugin._recorder = _Rows(said.rows)
             self.plugin._clock = InFlight()
+            said.front = self.plugin._front_end
 
         def record(self, scheduler_stats=None, iteration_stats=None, *more, **named) -> None:
             self.plugin.record(scheduler_stats, iteration_stats)
@@ -152,6 +153,7 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
     await asyncio.gather(*same)
     await asyncio.sleep(0.5)
     engine.shutdown()
+    said.rows += said.front.ready(2**62)  # also steps that wait for aborted requests
     return said, outputs
 
 
