@@ -150,7 +150,10 @@ def test_a_prometheus_sees_what_happens_on_the_node(
             node.inject(1, "set_power_limit", 999)
         wait_for(lambda: ask('zeusd_restore_pending{gpu="1"} == 1'), "the pending restore")
         wait_for(lambda: ask("rate(zeusd_gpu_energy_joules_total[5s]) > 20"), "the energy")
-        assert ask('zeusd_nvml_errors_total{operation="set_power_limit", code="999"} > 0')
+        wait_for(
+            lambda: ask('zeusd_nvml_errors_total{operation="set_power_limit", code="999"} > 0'),
+            "the driver's errors",
+        )
 
         def alerts() -> set[str]:
             found = json.loads(scrape(f"{base}/api/v1/alerts"))["data"]["alerts"]
