@@ -8,7 +8,7 @@ find_python() {
     if [ -n "${PYTHON:-}" ]; then
         set -- "$PYTHON"
     else
-        set -- /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11 python3.10
+        set -- /usr/bin/python3 python3 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10
     fi
     for candidate in "$@"; do
         if command -v "$candidate" >/dev/null 2>&1 &&
