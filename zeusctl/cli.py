@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -102,6 +101,8 @@ class _Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
+            from difflib import get_close_matches
+
             meant = get_close_matches(args[0], VERBS, n=1)
             hint = f"did you mean {meant[0]!r}?" if meant else "run `zeusctl` to list all commands"
             raise click.UsageError(f"there is no command {args[0]!r}; {hint}") from None

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -106,7 +105,11 @@ def wall_time(t_ns: int, now_ns: int, now: datetime | None = None) -> datetime:
 
 def screen_width() -> int:
     """Columns of the terminal; 0: standard output is none, so that nothing need fit."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if not sys.stdout.isatty():
+        return 0
+    import shutil  # it imports every compression
+
+    return shutil.get_terminal_size().columns
 
 
 def fitting(
