@@ -49,16 +49,15 @@ class Kalman:
     Args:
         theta: Weights.
         variances: Of the weights before any data.
-        drift: Share of these variances that each update adds.
-        most: The same, at which nothing more is added.
+        drift: Share of these variances that each update adds, up to 5 % of them.
     """
 
     def __init__(
-        self, theta: Sequence[float], variances: Sequence[float], drift: float, most: float
+        self, theta: Sequence[float], variances: Sequence[float], drift: float = 0.0
     ) -> None:
         self.theta = list(theta)
         self._drift = [drift * variance for variance in variances]
-        self._most = [most * variance for variance in variances]
+        self._most = [0.05 * variance for variance in variances]
         self._p = [
             [v if i == j else 0.0 for j in range(len(theta))] for i, v in enumerate(variances)
         ]
@@ -103,7 +102,7 @@ class StepTime:
 
     def __init__(self) -> None:
         prior = [sd * sd for sd in PRIOR]
-        self._fit = Kalman([0.005, 0.0, 0.0, 0.0, 0.0, 2e-5], prior, DRIFT * DRIFT, 0.05)
+        self._fit = Kalman([0.005, 0.0, 0.0, 0.0, 0.0, 2e-5], prior, DRIFT * DRIFT)
         self.residual2 = 0.01
         self.base_s, self.token_s = 0.005, 2e-5
         self.sequence_s = self.saturating_s = self.context_s = 0.0

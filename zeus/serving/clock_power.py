@@ -21,9 +21,6 @@ KEPT = 4096
 NOISE = 0.05
 """Share of a window's energy that the rule does not explain."""
 
-DRIFT = 1e-4
-"""Share of the prior's variances that each window adds."""
-
 TOP_S = 30.0
 """Longest time at the highest clock, at intervals, for comparison with lower clocks."""
 
@@ -121,7 +118,7 @@ class PowerFit:
         if self._fit is None:
             scale = joules / sum(map(mul, self.parts, x))
             theta = [scale * part for part in self.parts]
-            self._fit = Kalman(theta, [(0.6 * scale) ** 2] * 4, DRIFT, 1.0)
+            self._fit = Kalman(theta, [(0.6 * scale) ** 2] * 4)
         self._fit.update(x, joules, (NOISE * joules) ** 2 + 1e-6)
         self.windows += 1
         if self.windows >= LEAST_WINDOWS:
