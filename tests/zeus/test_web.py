@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from typing import Annotated, Any
 
 import pytest
-from fastapi import Body, Request
+from fastapi import Request
+from fastapi.routing import APIRoute
 
 from zeus.utils import web
 
@@ -20,7 +22,7 @@ class Served(web.Application):
         self.read = 0
 
         @self.post("/sum")
-        async def total(numbers: Annotated[list[int], Body()]) -> int:
+        async def total(numbers: Annotated[list[int], web.sent(list[int])]) -> int:
             return sum(numbers)
 
     def authorize(self, request: Request) -> None:
@@ -77,3 +79,18 @@ def test_a_body_beyond_a_bound_is_one_sentence(body: bytes) -> None:
     status, reply, _ = post(body)
     assert status == 422
     assert reply["detail"].startswith("the JSON in the body cannot be used: ")
+
+
+@pytest.mark.parametrize("body", [b"[1, true]", b'[1, "2"]', b"[1, 2.0]", b"[1, null]"])
+def test_only_a_whole_number_is_one(body: bytes) -> None:
+    status, reply, _ = post(body)
+    assert (status, reply["detail"]) == (422, "1: Input should be a valid integer")
+    assert post(b"\xef\xbb\xbf[1, 2]")[:2] == (200, 3)
+
+
+def test_no_endpoint_reads_a_body_in_another_way() -> None:
+    for module in ("batch_size", "pipeline_frequency"):
+        app = importlib.import_module(f"zeus.optimizer.{module}.server.router").app
+        routes = [route for route in app.routes if isinstance(route, APIRoute)]
+        assert len(routes) > 5
+        assert [route.path for route in routes if route.body_field is not None] == []

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
+import codecs
 import hashlib
 import hmac
 import logging
 import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from zeus import __version__
 from zeus.exceptions import ZeusBaseError
 from zeus.utils.settings import HttpSettings
 from zeus_ipc.http_guard import wrong_host
-from zeus_ipc.overriding import override
 from zeus_ipc.parsing import Malformed, any_number, parse
 from zeus_ipc.wire import explain
 
@@ -64,7 +62,6 @@ class Application(FastAPI):
         )
         self.common = settings = settings or HttpSettings()
         self.hosts = {host.lower() for host in settings.hosts}
-        self.router.route_class = _Route
 
         @self.get("/")
         async def index() -> HTMLResponse:
@@ -179,28 +176,32 @@ def _too_large(most: int) -> HTTPException:
     return HTTPException(413, f"a request has at most {most} bytes")
 
 
-class _Bounded(Request):
-    """A request whose JSON has bounds; its numbers are those that the endpoint's model takes."""
+def sent(kind: Any, declared: Callable[[Request], None] | None = None) -> Any:
+    """An endpoint's parameter: the JSON that a client sent. All bodies are read here, within
+    bounds and strictly: neither a truth value nor a string is a number.
 
-    @override
-    async def json(self) -> Any:
-        body = await self.body()
-        read = functools.partial(parse, body, sys.maxsize, any_number)
-        try:
-            return await asyncio.to_thread(read) if len(body) > LARGE_BYTES else read()
-        except Malformed as error:
-            raise HTTPException(422, f"the JSON in the body cannot be used: {error}") from None
+    Args:
+        kind: Its type.
+        declared: Checks its content type; `needs_json` by default.
+    """
+    adapter = TypeAdapter(kind)
+
+    async def read(request: Request) -> Any:
+        (declared or needs_json)(request)
+        body = (await request.body()).removeprefix(codecs.BOM_UTF8)
+        if len(body) > LARGE_BYTES:
+            return await asyncio.to_thread(_strictly, adapter, body)
+        return _strictly(adapter, body)
+
+    return Depends(read)
 
 
-class _Route(APIRoute):
-    @override
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def bounded(request: Request) -> Response:
-            return await handle(_Bounded(request.scope, request.receive))
-
-        return bounded
+def _strictly(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    try:
+        parse(body, sys.maxsize, any_number)  # the model has its own bounds for numbers
+    except Malformed as error:
+        raise HTTPException(422, f"the JSON in the body cannot be used: {error}") from None
+    return adapter.validate_json(body, strict=True)
 
 
 def refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -223,7 +224,7 @@ def figures(families: Collector) -> PlainTextResponse:
 
 
 def of_this_site(request: Request) -> None:
-    """A dependency: refuses what a page of another site makes a browser send.
+    """Refuses what a page of another site makes a browser send.
 
     Raises:
         HTTPException: It is such a request (403).
@@ -239,7 +240,7 @@ def of_this_site(request: Request) -> None:
 
 
 def needs_json(request: Request) -> None:
-    """A dependency: requires JSON with its content type.
+    """Requires JSON with its content type.
 
     Raises:
         HTTPException: It is missing (415).
@@ -284,7 +285,7 @@ def _add_validation_errors(app: FastAPI) -> None:
     async def invalid(
         request: Request, error: RequestValidationError | ValidationError
     ) -> JSONResponse:
-        faults = [explain(fault, "body", "query") for fault in error.errors()[:3]]
+        faults = [explain(fault, "query") for fault in error.errors()[:3]]
         return refusal(422, "; ".join(faults))
 
 

@@ -8,7 +8,7 @@ import math
 import secrets
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from zeus.policy.knowledge import Place
 from zeus_ipc.wire import matching
@@ -42,6 +42,11 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 MOST_W = 20_000.0
 """More than a GPU draws."""
+
+
+def _pair(value: Any) -> Any:
+    """JSON's arrays are lists, where another validator has read them first."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 class _Message(BaseModel):
@@ -137,7 +142,7 @@ class GpuConfig(_Message):
     max_power: Positive
     number_of_gpus: int = Field(gt=0)
     gpu_model: str = Field(min_length=1, max_length=200)
-    power_limits: tuple[Positive, Positive] | None = None
+    power_limits: Annotated[tuple[Positive, Positive], BeforeValidator(_pair)] | None = None
 
     @model_validator(mode="after")
     def _in_watts(self) -> GpuConfig:

@@ -41,7 +41,9 @@ REPORTS_PER_S = 2000
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Wish = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+"""Seconds, or a ratio; the maximum keeps products and percentages finite."""
+
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Seconds, joules or watts."""
 
@@ -90,7 +92,8 @@ class JobInfo(_Message):
         if self.pp_degree * self.dp_degree * self.tp_degree != self.world_size:
             raise ValueError(
                 f"world_size is {self.world_size}, but pp_degree * dp_degree * tp_degree is "
-                f"{self.pp_degree} * {self.dp_degree} * {self.tp_degree}"
+                f"{self.pp_degree} * {self.dp_degree} * {self.tp_degree}; give the degrees of the "
+                "job's parallelism"
             )
         return self
 
@@ -278,9 +281,9 @@ class Choice(_Message):
 
     model_config = ConfigDict(extra="forbid")
 
-    deadline_s: Positive | None = None
-    max_slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    straggler_s: Positive | None = None
+    deadline_s: Wish | None = None
+    max_slowdown: Annotated[Wish, Field(ge=1)] | None = None
+    straggler_s: Wish | None = None
     plan: Annotated[int, Field(ge=0)] | None = None
     automatic: bool | None = None
     dp_rank: Rank | None = None

@@ -145,7 +145,14 @@ def test_a_frontier_can_be_run_without_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [{"deadline_s": 1, "plan": 2}, {"max_slowdown": 0.5}, {"plan": -1}, {"deadline_s": "x"}]
+    "args",
+    [
+        {"deadline_s": 1, "plan": 2},
+        {"max_slowdown": 0.5},
+        {"plan": -1},
+        {"plan": True},
+        {"deadline_s": "x"},
+    ],
 )
 def test_invalid_wishes_are_reported(tmp_path: Path, args: dict[str, Any]) -> None:
     frontier().write(tmp_path)
@@ -154,6 +161,10 @@ def test_invalid_wishes_are_reported(tmp_path: Path, args: dict[str, Any]) -> No
             cls.check(**more, **args)
     with pytest.raises(PipelineFrequencyError, match="there is no plan 20"):
         FrontierSolution.check(solution_path=str(tmp_path), plan=20)
+    with pytest.raises(PipelineFrequencyError, match="points must be"):
+        OnlineSolution.check(points=True)
+    with pytest.raises(PipelineFrequencyError, match="p2p_power_w must be"):
+        OnlineSolution.check(p2p_power_w=float("inf"))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def test_any_metadata_works_and_is_kept(serve: Serve, plan_file: str, metadata: 
         ({**job_body(), "job_id": "mine"}, "leave it empty"),
         (job_body(schedule="zigzag"), "no schedule 'zigzag'"),
         ({}, "pp_degree"),
-        ([], "dictionary"),
+        ([], "object"),
+        ({**job_body(), "num_microbatches": True}, "num_microbatches"),
     ],
 )
 def test_a_bad_job_is_refused(serve: Serve, plan_file: str, body: Any, words: str) -> None:
@@ -304,7 +305,9 @@ def test_requests_without_end_are_refused(serve: Serve, folder: str) -> None:
         for _ in range(MOST_BYTES // 2**20 + 1):
             yield b" " * 2**20
 
-    assert "bytes" in refused(http.post("/register_job", content=chunks()), 413)
+    headers = {"Content-Type": "application/json"}
+    response = http.post("/register_job", content=chunks(), headers=headers)
+    assert "bytes" in refused(response, 413)
 
 
 def test_a_value_that_is_not_finite_is_refused_and_breaks_nothing(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request
+from fastapi import Header, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from zeus import __version__
@@ -52,8 +52,7 @@ class BSOServer(web.Application):
     """The application."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        # ml-energy/zeus's clients send JSON without its content type; see `_is_json`.
-        super().__init__("Batch size optimizer", settings, strict_content_type=False)
+        super().__init__("Batch size optimizer", settings)
         self.settings = settings
         self._store: Store | None = None
 
@@ -106,10 +105,12 @@ def create_app(settings: ServerSettings) -> BSOServer:
 
 def _add_reference(app: BSOServer) -> None:
     """The endpoints of ml-energy/zeus's clients, with the statuses that they know."""
-    sending = [Depends(_is_json)]
 
-    @app.post(JOBS_URL, dependencies=sending)
-    def register(spec: JobSpecFromClient, response: Response) -> CreatedJob:
+    @app.post(JOBS_URL)
+    def register(
+        spec: Annotated[JobSpecFromClient, web.sent(JobSpecFromClient, _is_json)],
+        response: Response,
+    ) -> CreatedJob:
         found, new = app.store.find_or_make(spec)
         response.status_code = 201 if new else 200
         return found
@@ -127,13 +128,15 @@ def _add_reference(app: BSOServer) -> None:
             )
         return TrialId(**begun.model_dump(include=set(TrialId.model_fields)))
 
-    @app.post(REPORT_URL, dependencies=sending)
-    def report(result: TrainingResult) -> ReportResponse:
+    @app.post(REPORT_URL)
+    def report(
+        result: Annotated[TrainingResult, web.sent(TrainingResult, _is_json)],
+    ) -> ReportResponse:
         with _unknown_is(400):
             return app.store.report(result)
 
-    @app.patch(TRIALS_URL, dependencies=sending)
-    def end(trial: EndTrial) -> None:
+    @app.patch(TRIALS_URL)
+    def end(trial: Annotated[EndTrial, web.sent(EndTrial, _is_json)]) -> None:
         app.store.end_trial(trial)
 
 
@@ -144,8 +147,8 @@ def _add_trials(app: BSOServer) -> None:
     ) -> NewTrial:
         return app.store.begin_trial(job_id, secrets.token_hex(16) if key is None else key)
 
-    @app.post(HEARTBEAT_URL, dependencies=[Depends(_is_json)])
-    def heartbeat(trial: TrialId) -> None:
+    @app.post(HEARTBEAT_URL)
+    def heartbeat(trial: Annotated[TrialId, web.sent(TrialId, _is_json)]) -> None:
         app.store.heartbeat(trial)
 
     @app.post(RELEASE_URL)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from zeus import __version__
@@ -92,14 +92,15 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
     """The application for these settings."""
     logging.getLogger("zeus").setLevel(settings.log_level)
     app = PFOServer(settings)
-    changing = [Depends(web.needs_json)]
 
-    @app.post(common.REGISTER_JOB_URL, dependencies=changing)
-    async def register_job(job_info: JobInfo) -> str:
+    @app.post(common.REGISTER_JOB_URL)
+    async def register_job(job_info: Annotated[JobInfo, web.sent(JobInfo)]) -> str:
         return app.manager.register_job(job_info)
 
-    @app.post(common.REGISTER_RANK_URL, dependencies=changing)
-    async def register_rank(job_id: str, rank_info: RankInfo) -> None:
+    @app.post(common.REGISTER_RANK_URL)
+    async def register_rank(
+        job_id: str, rank_info: Annotated[RankInfo, web.sent(RankInfo)]
+    ) -> None:
         app.manager.register_rank(job_id, rank_info)
 
     @app.get(common.GET_FREQUENCY_SCHEDULE_URL)
@@ -110,16 +111,18 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
     ) -> FrequencySchedule:
         return await app.manager.schedule(job_id, rank, timeout_s)
 
-    @app.post(common.REPORT_PROFILING_RESULT_URL, dependencies=changing)
-    async def result(job_id: str, profiling_result: ProfilingResult) -> None:
-        app.manager.result(job_id, profiling_result)
+    @app.post(common.REPORT_PROFILING_RESULT_URL)
+    async def result(
+        job_id: str, found: Annotated[ProfilingResult, web.sent(ProfilingResult)]
+    ) -> None:
+        app.manager.result(job_id, found)
 
-    @app.post(common.REPORT_PROFILE_URL, dependencies=changing)
-    async def profile(job_id: str, measured: RankProfile) -> None:
+    @app.post(common.REPORT_PROFILE_URL)
+    async def profile(job_id: str, measured: Annotated[RankProfile, web.sent(RankProfile)]) -> None:
         app.manager.profile(job_id, measured)
 
-    @app.post(common.CHOOSE_PLAN_URL, dependencies=changing)
-    async def choose(job_id: str, choice: Choice) -> Chosen:
+    @app.post(common.CHOOSE_PLAN_URL)
+    async def choose(job_id: str, choice: Annotated[Choice, web.sent(Choice)]) -> Chosen:
         return await app.manager.choose(job_id, choice)
 
     _add_progress(app)
@@ -138,7 +141,7 @@ def _add_progress(app: PFOServer) -> None:
 
     async def progress(request: Request) -> Response:
         web.needs_json(request)
-        report = Progress.model_validate_json(await request.body())
+        report = Progress.model_validate_json(await request.body(), strict=True)
         update = app.manager.progress(request.path_params["job_id"], report)
         return Response(update.model_dump_json(), media_type="application/json")
 

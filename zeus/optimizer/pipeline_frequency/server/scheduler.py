@@ -7,6 +7,7 @@ and may take long. Its exceptions are sent to every rank, a `ValueError` as an e
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -210,7 +211,7 @@ def _choice(arguments: Mapping[str, Any]) -> Choice:
     names = ("deadline_s", "max_slowdown", "plan")
     given = {name: arguments[name] for name in names if arguments.get(name) is not None}
     try:
-        return Choice.model_validate(given or {"automatic": True})
+        return Choice.model_validate(given or {"automatic": True}, strict=True)
     except ValueError:
         raise PipelineFrequencyError(
             "deadline_s (above 0), max_slowdown (at least 1) and plan (an index) exclude one "
@@ -300,9 +301,9 @@ class OnlineSolution(FrequencyScheduler):
         """Validates the arguments."""
         _choice(scheduler_args)
         points, power = scheduler_args.get("points", 1), scheduler_args.get("p2p_power_w", 0.0)
-        if not (isinstance(points, int) and points >= 1):
+        if not (type(points) is int and points >= 1):
             raise PipelineFrequencyError(f"points must be a whole number above 0, not {points!r}")
-        if not (isinstance(power, int | float) and power >= 0):
+        if not (type(power) in (int, float) and 0 <= power < math.inf):
             raise PipelineFrequencyError(f"p2p_power_w must be watts, not {power!r}")
 
     def _run(self) -> Rounds:
