@@ -113,8 +113,9 @@ class ServerConnection:
         self._times: deque[tuple[int, float]] = deque(maxlen=MOST_TIMES)
         self._instructions: deque[Least] = deque(maxlen=MOST_TIMES)
         self._profile: RankProfile | None = None
+        self._info: RankInfo | None = None
         self._generation = 0
-        self._registered = self._scheduled = False
+        self._registered = self._scheduled = self._profiled = False
         self._reported: set[str] = set()
         self._outage = Outage(log, f"the pipeline frequency server at {self._url} answers again")
         self._stop = threading.Event()
@@ -128,16 +129,16 @@ class ServerConnection:
         self._thread.start()
         self._settled.wait(wait_s)
 
-    def finished(self, iteration: int, seconds: float) -> None:
-        """Adds the time of an iteration's instructions."""
-        self._times.append((iteration, seconds))
-
-    def timed(self, instructions: Iterable[Least]) -> None:
-        """Adds times of kinds of instructions."""
+    def finished(
+        self, iterations: Iterable[tuple[int, float]], instructions: Iterable[Least]
+    ) -> None:
+        """Adds times of iterations, and of kinds of instructions."""
+        self._times.extend(iterations)
         self._instructions.extend(instructions)
 
     def send_profile(self, profile: RankProfile) -> None:
-        """Sends this rank's measurements as soon as the server is available."""
+        """Sends this rank's measurements as soon as the server is available, and to any server that
+        may have lost them."""
         self._profile = profile
         self._wake.set()
 
@@ -170,8 +171,8 @@ class ServerConnection:
                     self._generation += 1
                     self._say(
                         "gone",
-                        "the server no longer knows the job; it is registered "
-                        "again and training continues with the plan it has",
+                        "the server no longer knows the job; it is registered again, and "
+                        "training continues",
                     )
                 except Exception as error:  # a thread that nobody watches must not end silently
                     if _may_pass(error):
@@ -188,7 +189,7 @@ class ServerConnection:
                 self._stop.wait(POLL_S)
         elif not self._registered:
             self._register(http)
-            self._registered = True
+            self._registered, self._profiled = True, False
         elif not self._scheduled:
             self._scheduled = self._get_schedule(http)
         else:
@@ -220,8 +221,9 @@ class ServerConnection:
         return False
 
     def _register(self, http: httpx.Client) -> None:
-        info = self._rank.model_copy(update={"available_frequencies": self._clocks()})
-        self._ask(http, "POST", REGISTER_RANK_URL, _ANYTHING, info)
+        if self._info is None:  # a running job's ranks must not change
+            self._info = self._rank.model_copy(update={"available_frequencies": self._clocks()})
+        self._ask(http, "POST", REGISTER_RANK_URL, _ANYTHING, self._info)
 
     def _get_schedule(self, http: httpx.Client) -> bool:
         """Waits for the first schedule; False if not all ranks have asked yet."""
@@ -249,11 +251,16 @@ class ServerConnection:
         return True
 
     def _send_profile(self, http: httpx.Client) -> None:
-        profile = self._profile
-        if profile is not None:
-            self._ask(http, "POST", REPORT_PROFILE_URL, _ANYTHING, profile)
-            if self._profile is profile:
-                self._profile = None
+        if self._profile is None or self._profiled:
+            return
+        try:
+            self._ask(http, "POST", REPORT_PROFILE_URL, _ANYTHING, self._profile)
+        except ServerError as error:
+            if error.status not in (409, 422):
+                raise
+            # Sending it again would not help, and the rank must report all the same.
+            self._say("profile", f"{str(error).rstrip('.')}; training continues without that")
+        self._profiled = True
 
     def _report(self, http: httpx.Client) -> None:
         """Reports progress, and takes a plan that comes back."""
@@ -317,7 +324,7 @@ class ServerConnection:
             ) from None
         if answer.status_code == 200:
             try:
-                return kind.validate_json(answer.content)
+                return kind.validate_json(answer.content, strict=True)
             except ValidationError:
                 raise ServerError(
                     f"{self._url} answered {path} as no pipeline frequency server does; check the "
@@ -335,6 +342,7 @@ class ServerConnection:
     # ------------------------------------------------------------------------------ messages
 
     def _fail(self, error: BaseException) -> None:
+        self._registered = False  # the next one that answers may have lost what this one knew
         sentence = str(error).rstrip(".")
         self._outage.failed(f"{sentence}; training continues and it is tried again")
         self._settled.set()

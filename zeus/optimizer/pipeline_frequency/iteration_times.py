@@ -15,8 +15,6 @@ MOST_OPEN = 64
 EVERY = 8
 """Instructions are timed in one of this many iterations."""
 
-MOST_TIMED = 4
-
 
 def cuda_in_use() -> Any:
     """`torch.cuda` if this process has initialised it, else None. Takes a microsecond."""
@@ -24,86 +22,6 @@ def cuda_in_use() -> Any:
     if torch is None or not torch.cuda.is_initialized():
         return None
     return torch.cuda
-
-
-class _Stamps:
-    """Creates stamps: events on the current stream if torch uses a GPU, else monotonic times."""
-
-    def __init__(self) -> None:
-        self._spare: list[Any] = []
-
-    def take(self, used: Any = None) -> Any:
-        """A stamp of now, or of when the stream reaches this point."""
-        cuda = cuda_in_use()
-        if cuda is None:
-            return time.monotonic_ns()
-        if used is None or isinstance(used, int):
-            used = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
-        used.record()
-        return used
-
-    def spare(self, *stamps: Any) -> None:
-        """Returns stamps for reuse: events are recorded again instead of created."""
-        self._spare += [stamp for stamp in stamps if not isinstance(stamp, int)]
-
-    @staticmethod
-    def reached(stamp: Any) -> bool:
-        """Whether the stream has reached a stamp."""
-        return isinstance(stamp, int) or bool(stamp.query())
-
-    @staticmethod
-    def seconds(begin: Any, end: Any) -> float | None:
-        """Time between two stamps; None if they are of different kinds."""
-        if isinstance(begin, int) and isinstance(end, int):
-            return (end - begin) / 1e9
-        if isinstance(begin, int) or isinstance(end, int):
-            return None
-        return float(begin.elapsed_time(end)) / 1000
-
-
-class IterationTimes:
-    """Measures iterations from the start of the first instruction to the end of the last."""
-
-    def __init__(self) -> None:
-        self._stamps = _Stamps()
-        self._begin: Any = None
-        self._end: Any = None
-        self._iteration = -1
-        self._open: deque[tuple[int, Any, Any]] = deque()
-
-    def begin(self, iteration: int) -> None:
-        """The first instruction begins."""
-        self._iteration = iteration
-        self._end = None
-        self._begin = self._stamps.take(self._begin)
-
-    def end(self) -> None:
-        """Handles the end of what may be the last instruction."""
-        if self._begin is not None:
-            self._end = self._stamps.take(self._end)
-
-    def close(self) -> None:
-        """Ends the iteration; one without a last instruction does not count."""
-        if self._begin is not None and self._end is not None:
-            self._open.append((self._iteration, self._begin, self._end))
-            self._begin = self._end = None
-            if len(self._open) > MOST_OPEN:
-                _, *oldest = self._open.popleft()
-                self._stamps.spare(*oldest)
-
-    def collect(self) -> list[tuple[int, float]]:
-        """Iterations and seconds that are known by now; each once."""
-        known: list[tuple[int, float]] = []
-        while self._open:
-            iteration, begin, end = self._open[0]
-            if not self._stamps.reached(end):
-                break
-            seconds = self._stamps.seconds(begin, end)
-            if seconds is not None:
-                known.append((iteration, seconds))
-            self._stamps.spare(begin, end)
-            self._open.popleft()
-        return known
 
 
 class Least(NamedTuple):
@@ -119,64 +37,118 @@ class Least(NamedTuple):
     seconds: float
 
 
-class InstructionTimes:
-    """Measures the shortest time of each kind of instruction in some iterations.
+class _Step(NamedTuple):
+    """An instruction with stamps of its begin and end."""
 
-    The shortest one is from an instruction that did not wait for another stage.
+    name: str
+    setting: Setting
+    begin: Any
+    end: Any
+
+
+class _Iteration(NamedTuple):
+    """An iteration with stamps, and its instructions if they were timed."""
+
+    number: int
+    begin: Any
+    end: Any
+    steps: list[_Step]
+
+
+class IterationTimes:
+    """Measures iterations from the start of the first instruction to the end of the last, and in
+    some of them the shortest time of each kind of instruction: of one that did not wait for another
+    stage.
+
+    A stamp is an event on the current stream if torch uses a GPU, else a monotonic time.
 
     Attributes:
-        steps: Steps of an iteration that is timed; None: `begin` and `end` need not be called.
+        timed: Whether `begin_instruction` and `end_instruction` need to be called.
     """
 
     def __init__(self) -> None:
-        self._stamps = _Stamps()
+        self.timed = False
         self._iteration = -1
-        self.steps: list[tuple[str, Setting, Any, Any]] | None = None
+        self._begin: Any = None
+        self._end: Any = None
         self._running: tuple[str, Setting, Any] | None = None
-        self._open: deque[tuple[int, list[tuple[str, Setting, Any, Any]]]] = deque()
+        self._steps: list[_Step] = []
+        self._open: deque[_Iteration] = deque()
+        self._spare: list[Any] = []
 
-    def begin_iteration(self, iteration: int) -> None:
-        """The first instruction of an iteration is about to begin."""
-        self._iteration = iteration
-        self._running = None
-        self.steps = [] if iteration % EVERY == EVERY - 1 else None
+    def begin(self, iteration: int) -> None:
+        """The first instruction begins."""
+        self._iteration, self._running, self._steps = iteration, None, []
+        self.timed = iteration % EVERY == EVERY - 1
+        self._end = None
+        self._begin = self._stamp(self._begin)
 
-    def begin(self, name: str, setting: Setting) -> None:
+    def begin_instruction(self, name: str, setting: Setting) -> None:
         """An instruction begins."""
-        if self.steps is not None:
-            self._running = (name, setting, self._stamps.take())
+        if self.timed:
+            self._running = name, setting, self._stamp()
 
-    def end(self) -> None:
+    def end_instruction(self) -> None:
         """Handles its end, or its launch."""
-        if self.steps is not None and self._running is not None:
-            self.steps.append((*self._running, self._stamps.take()))
+        if self._running is not None:
+            self._steps.append(_Step(*self._running, self._stamp()))
             self._running = None
 
-    def close(self) -> None:
-        """Ends the iteration."""
-        if self.steps:
-            self._open.append((self._iteration, self.steps))
-            if len(self._open) > MOST_TIMED:
-                self._free(self._open.popleft()[1])
-        self.steps = self._running = None
+    def end(self) -> None:
+        """Handles the end of what may be the last instruction."""
+        if self._begin is not None:
+            self._end = self._stamp(self._end)
 
-    def collect(self) -> list[Least]:
-        """Times that are known by now; each once."""
-        known: list[Least] = []
+    def close(self) -> None:
+        """Ends the iteration; one without a last instruction does not count."""
+        self.timed = False
+        if self._begin is not None and self._end is not None:
+            self._open.append(_Iteration(self._iteration, self._begin, self._end, self._steps))
+            self._begin = self._end = None
+            if len(self._open) > MOST_OPEN:
+                self._free(self._open.popleft())
+
+    def collect(self) -> tuple[list[tuple[int, float]], list[Least]]:
+        """Iterations with seconds, and times of instructions, that are known by now; each once."""
+        known: list[tuple[int, float]] = []
+        found: list[Least] = []
         while self._open:
-            iteration, steps = self._open[0]
-            if not self._stamps.reached(steps[-1][3]):
+            one = self._open[0]
+            ends = [one.end, *(step.end for step in one.steps[-1:])]
+            if not all(isinstance(end, int) or end.query() for end in ends):
                 break
+            seconds = _seconds(one.begin, one.end)
+            if seconds is not None:
+                known.append((one.number, seconds))
             least: dict[tuple[str, Setting], float] = {}
-            for name, setting, begin, end in steps:
-                seconds = self._stamps.seconds(begin, end)
+            for name, setting, begin, end in one.steps:
+                seconds = _seconds(begin, end)
                 if seconds is not None and seconds < least.get((name, setting), float("inf")):
                     least[name, setting] = seconds
-            known += [Least(iteration, *kind, seconds) for kind, seconds in least.items()]
-            self._free(steps)
-            self._open.popleft()
-        return known
+            found += [Least(one.number, *kind, seconds) for kind, seconds in least.items()]
+            self._free(self._open.popleft())
+        return known, found
 
-    def _free(self, steps: list[tuple[str, Setting, Any, Any]]) -> None:
-        for *_, begin, end in steps:
-            self._stamps.spare(begin, end)
+    def _stamp(self, used: Any = None) -> Any:
+        """A stamp of now, or of when the stream reaches this point."""
+        cuda = cuda_in_use()
+        if cuda is None:
+            return time.monotonic_ns()
+        if used is None or isinstance(used, int):
+            used = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
+        used.record()
+        return used
+
+    def _free(self, one: _Iteration) -> None:
+        """Events are recorded again instead of created."""
+        stamps = [one.begin, one.end, *(at for step in one.steps for at in step[2:])]
+        self._spare += [stamp for stamp in stamps if not isinstance(stamp, int)]
+
+
+def _seconds(begin: Any, end: Any) -> float | None:
+    """Time between two stamps; None if they are of different kinds."""
+    if isinstance(begin, int) and isinstance(end, int):
+        return (end - begin) / 1e9
+    if isinstance(begin, int) or isinstance(end, int):
+        return None
+    return float(begin.elapsed_time(end)) / 1000

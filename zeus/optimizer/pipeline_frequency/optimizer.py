@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import PipelineFrequencyError
@@ -22,11 +24,7 @@ from zeus.optimizer.pipeline_frequency.common import JobInfo, RankInfo, RankProf
 from zeus.optimizer.pipeline_frequency.connection import ServerConnection
 from zeus.optimizer.pipeline_frequency.follower import FREE, Follower, Schedule
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
-from zeus.optimizer.pipeline_frequency.iteration_times import (
-    InstructionTimes,
-    IterationTimes,
-    cuda_in_use,
-)
+from zeus.optimizer.pipeline_frequency.iteration_times import IterationTimes, cuda_in_use
 from zeus.optimizer.pipeline_frequency.online_profiler import (
     OnlineProfiler,
     ProfilerSettings,
@@ -38,6 +36,7 @@ from zeus.optimizer.pipeline_frequency.profile import write_profile
 from zeus.utils import framework
 from zeus.utils.configured import OfProcess
 from zeus.utils.guard import guarded
+from zeus_ipc.wire import sentence
 
 log = logging.getLogger(__name__)
 
@@ -99,20 +98,22 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         wait_s: float = 10.0,
         apply: Callable[[str], None] | None = None,
     ) -> None:
-        _check_arguments(
-            {"dp": dp_degree, "pp": pp_degree, "tp": tp_degree},
-            world_size,
-            server_url,
-        )
-        job = JobInfo(
-            pp_degree=pp_degree,
-            dp_degree=dp_degree,
-            tp_degree=tp_degree,
-            world_size=world_size,
-            job_metadata=job_metadata,
-            schedule=schedule,
-            num_microbatches=num_microbatches,
-        )
+        if not server_url.startswith(("http://", "https://")):
+            raise PipelineFrequencyError(
+                f"server_url must be such as http://master:7787, not {server_url!r}"
+            )
+        try:
+            job = JobInfo(
+                pp_degree=pp_degree,
+                dp_degree=dp_degree,
+                tp_degree=tp_degree,
+                world_size=world_size,
+                job_metadata=job_metadata,
+                schedule=schedule,
+                num_microbatches=num_microbatches,
+            )
+        except ValidationError as error:
+            raise PipelineFrequencyError(sentence(error)) from None
         job.check(rank=rank, dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank)
         if not framework.initialized():
             raise RuntimeError(
@@ -144,7 +145,6 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         self._profiler: OnlineProfiler | None = None
         self._follower = Follower(lambda sentence: log.warning("%s", sentence))
         self._times = IterationTimes()
-        self._instructions = InstructionTimes()
         self._count = 0  # instructions of the last complete step
         self._controller = FrequencyController(device_id)
         self._link: ServerConnection | None = None
@@ -240,9 +240,8 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
                 self._controller.set_frequency(setting)
             if follower.count == 1:
                 self._times.begin(follower.iteration)
-                self._instructions.begin_iteration(follower.iteration)
-            if self._instructions.steps is not None and setting != FREE:
-                self._instructions.begin(name, setting)
+            if self._times.timed and setting != FREE:
+                self._times.begin_instruction(name, setting)
         except Exception as error:  # noqa: BLE001 - training must go on
             self._failed(error)
 
@@ -251,8 +250,8 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         try:
             if self._settings is not None and self._profiler is not None:
                 self._profiler.instruction_end(name)
-            if self._instructions.steps is not None:
-                self._instructions.end()
+            if self._times.timed:
+                self._times.end_instruction()
             follower = self._follower
             if follower.count and follower.count >= (follower.expected or self._count):
                 self._times.end()
@@ -310,16 +309,13 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             self._profile_step()
         link = self._link
         if link is not None:
-            for iteration, seconds in self._times.collect():
-                link.finished(iteration, seconds)
-            link.timed(self._instructions.collect())
+            link.finished(*self._times.collect())
 
     def _end_iteration(self) -> None:
         follower = self._follower
         if follower.training and follower.count:
             if follower.count == (follower.expected or follower.count):
                 self._times.close()
-                self._instructions.close()
             self._count = follower.count
 
     def _apply_setting(self, name: str) -> None:
@@ -457,19 +453,3 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             write_profile(profiler.rows, path)
         except OSError as error:
             log.warning("the profile cannot be written to %s (%s)", path, error.strerror or error)
-
-
-def _check_arguments(degrees: dict[str, int], world_size: int, server_url: str) -> None:
-    for name, degree in degrees.items():
-        if degree < 1:
-            raise PipelineFrequencyError(f"{name}_degree must be at least 1, not {degree}")
-    dp, pp, tp = degrees.values()
-    if dp * pp * tp != world_size:
-        raise PipelineFrequencyError(
-            f"dp_degree * pp_degree * tp_degree is {dp} * {pp} * {tp}, not the world_size "
-            f"{world_size}; pass the degrees of the job's parallelism"
-        )
-    if not server_url.startswith(("http://", "https://")):
-        raise PipelineFrequencyError(
-            f"server_url must be such as http://master:7787, not {server_url!r}"
-        )

@@ -295,13 +295,13 @@ def test_an_internal_error_ends_the_clocks_and_not_the_training(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"world_size": 2}, "not the world_size 2"),
-        ({"dp_degree": 0}, "dp_degree must be at least 1"),
+        ({"world_size": 2}, "world_size is 2, but .* is 1 .* 1 .* 1; give the degrees"),
+        ({"dp_degree": 0}, "^dp_degree: .* greater than or equal to 1, not 0$"),
         ({"pp_rank": 1}, "pp_rank 1 is outside the job: pp_rank must be from 0 to 0"),
         ({"rank": -1}, "rank must be"),
         ({"server_url": "master:7787"}, "server_url must be such as"),
         ({"device_id": 9}, "there is no GPU 9"),
-        ({"num_microbatches": 0}, "num_microbatches"),
+        ({"num_microbatches": 0}, "^num_microbatches: .*, not 0$"),
     ],
 )
 def test_wrong_arguments_are_reported_at_once(
@@ -573,8 +573,25 @@ def test_instructions_are_profiled_sent_and_then_planned(
 
     wait_for(planned, "the plan")
     wait_for(lambda: node.nvml.gpu_clock_mhz(0) == 1005, "the plan's last clock")
-    made.close()
     assert warnings(caplog) == []
+    assert len(server.of("profile")) == 1
+    # Who has forgotten the job gets all of it, also after an error that may hide that.
+    with server.guard:
+        server.known = {"another"}
+    assert wait_for(lambda: server.of("profile")[1:], "the profile to be sent again") == [sent]
+    with server.guard:
+        server.failures["progress"] = [(503, {"detail": "restored from a backup"})]
+    wait_for(lambda: len(server.of("register_rank")) == 3, "the rank to register again")
+    assert wait_for(lambda: server.of("profile")[2:], "the profile, too") == [sent]
+    # A refusal of the profile does not end the reports, which bring plans.
+    with server.guard:
+        server.failures["profile"] = [(409, {"detail": "this server has plans"})]
+        server.known = {"a third"}
+        server.version, server.update = 2, OTHER
+    wait_for(lambda: made.plan_version == 2 or step(), "the other plan")
+    made.close()
+    told = "this server has plans; training continues without that"
+    assert sum(told in text for text in warnings(caplog)) == 1
 
 
 def test_a_failed_profile_is_reported_and_training_continues(
