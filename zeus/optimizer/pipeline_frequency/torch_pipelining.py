@@ -1,4 +1,4 @@
-"""Calls callbacks for the instructions of a `torch.distributed.pipelining` schedule."""
+"""Calls callbacks for steps and instructions of `torch.distributed.pipelining` and others."""
 
 from __future__ import annotations
 
@@ -36,63 +36,81 @@ def instrument(
             including receives. Otherwise instructions are launched, and clocks set, far ahead of
             the GPU.
     """
-    steps = _Steps(schedule, callback)
+    steps = PipelineHooks(callback)
+
+    def trains(*args: Any, **kwargs: Any) -> bool:
+        # `eval` unsets the flag and calls `step`.
+        return bool(getattr(schedule, "_has_backward", True)) and torch.is_grad_enabled()
+
+    schedule.step = steps.step(schedule.step, trains)
     for stage in stages if isinstance(stages, Sequence) else [stages]:
         wait = _waiting_for(stage.device) if synchronize else _nothing
-        steps.wrap(stage, "forward_one_chunk", wait, lambda arguments: FORWARD)
-        steps.wrap(stage, "backward_one_chunk", wait, _kind_of_backward)
-        if hasattr(stage, "backward_weight_one_chunk"):
-            steps.wrap(stage, "backward_weight_one_chunk", wait, lambda arguments: BACKWARD_WEIGHT)
+        for method, name in (
+            ("forward_one_chunk", FORWARD),
+            ("backward_one_chunk", _kind_of_backward),
+            ("backward_weight_one_chunk", BACKWARD_WEIGHT),
+        ):
+            if hasattr(stage, method):
+                setattr(stage, method, steps.instruction(getattr(stage, method), name, wait))
 
 
-class _Steps:
-    """Detects the training steps of a schedule."""
+class PipelineHooks:
+    """Wraps the functions of a framework that are training steps and instructions."""
 
-    def __init__(self, schedule: Any, callback: Callback) -> None:
+    def __init__(self, callback: Callback) -> None:
         self._callback = callback
         self._training = False
-        step = schedule.step
 
-        @functools.wraps(step)
+    def step(
+        self, run: Callable[..., Any], trains: Callable[..., bool] = lambda *args, **kwargs: True
+    ) -> Callable[..., Any]:
+        """A function that runs a training step.
+
+        Args:
+            trains: Whether it is one, by its arguments; otherwise it calls `on_pause`.
+        """
+
+        @functools.wraps(run)
         def with_callback(*args: Any, **kwargs: Any) -> Any:
-            # `eval` unsets the flag and calls `step`.
-            if not getattr(schedule, "_has_backward", True) or not torch.is_grad_enabled():
-                callback.on_pause()
-                return step(*args, **kwargs)
-            callback.on_step_begin()
+            if not trains(*args, **kwargs):
+                self._callback.on_pause()
+                return run(*args, **kwargs)
+            self._callback.on_step_begin()
             self._training = True
             try:
-                result = step(*args, **kwargs)
+                result = run(*args, **kwargs)
             finally:
                 self._training = False
-            callback.on_step_end()
+            self._callback.on_step_end()
             return result
 
-        schedule.step = with_callback
+        return with_callback
 
-    def wrap(
+    def instruction(
         self,
-        stage: Any,
-        method: str,
-        wait: Callable[[], None],
-        name_of: Callable[[dict[str, Any]], str],
-    ) -> None:
-        """Wraps a method of a stage as an instruction."""
-        run = getattr(stage, method)
-        callback = self._callback
+        run: Callable[..., Any],
+        name: str | Callable[[dict[str, Any]], str],
+        wait: Callable[[], None] | None = None,
+    ) -> Callable[..., Any]:
+        """A function that is an instruction where a training step calls it.
+
+        Args:
+            name: The instruction's name, or a function that gives it for keyword arguments.
+            wait: Waits for the GPU; `torch.cuda.synchronize` by default.
+        """
 
         @functools.wraps(run)
         def with_callback(*args: Any, **kwargs: Any) -> Any:
             if not self._training:
                 return run(*args, **kwargs)
-            name = name_of(kwargs)
-            wait()
-            callback.on_instruction_begin(name)
+            (wait or torch.cuda.synchronize)()
+            of_call = name if isinstance(name, str) else name(kwargs)
+            self._callback.on_instruction_begin(of_call)
             result = run(*args, **kwargs)
-            callback.on_instruction_end(name)
+            self._callback.on_instruction_end(of_call)
             return result
 
-        setattr(stage, method, with_callback)
+        return with_callback
 
 
 def _kind_of_backward(arguments: dict[str, Any]) -> str:
