@@ -10,8 +10,7 @@ thread.
 
 - seconds: CPU time from the profile to the frontier, on one thread; without imports.
 - one: from the profile to the plan for 1.1 times the fastest time.
-- next: a further plan after the frontier, as the server makes one that its list lacks: the median
-  and the slowest of eleven, s.
+- next: a further plan after the frontier: the median and the slowest of eleven, s.
 - MB: peak memory of the process, including imports.
 - plans: of the frontier; close: of these, plans up to 5 % slower than the fastest.
 - gap: energy above the lower bound at the plan's own time, mean and largest of the close ones, %.

@@ -22,6 +22,7 @@ from tests.zeus.pipeline_frequency.instances import (
 from tests.zeus.pipeline_frequency.toys import P2P_W, measured
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Planner
+from zeus.optimizer.pipeline_frequency.planner.linear import Optimum, Program
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import gpipe, one_f_one_b
 
@@ -121,6 +122,43 @@ def test_a_planner_that_is_asked_first_is_not_above_the_frontier(turn: int) -> N
             found = ask(instance, planner, frontier, policies, plan.time_s, straggler)
             assert found.late <= 1e-9
             assert found.above_frontier <= 1e-9
+
+
+@pytest.mark.parametrize("gpu", ["a100", "a40"])
+def test_a_single_plan_is_a_part_of_the_frontiers_work_and_not_above_it(
+    gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved: list[float] = []
+    solve = Program.solve
+
+    def counted(program: Program, deadline_s: float, price_w: float = 0.0) -> Optimum:
+        solved.append(deadline_s)
+        return solve(program, deadline_s, price_w)
+
+    monkeypatch.setattr(Program, "solve", counted)
+
+    def planner() -> Planner:
+        return Planner(measured(gpu, 4), one_f_one_b(4, 8), p2p_power_w=P2P_W[gpu], exact=False)
+
+    frontier = planner().frontier()
+    whole = len(solved)
+    # Times at which the frontier's plans are just possible, and where its parts meet.
+    times = [plan.time_s for plan in frontier.plans[:: len(frontier.plans) // 12]]
+    fast_s, slow_s = frontier.plans[-1].time_s, frontier.plans[0].time_s
+    times += [fast_s + (part / 8) ** 1.5 * (slow_s - fast_s) for part in range(9)]
+    for time_s in times:
+        for asked, listed in (
+            (planner().deadline, frontier.by_deadline),
+            (planner().straggler, frontier.by_straggler),
+        ):
+            solved.clear()
+            found, known = asked(time_s).plans[0], frontier.plans[listed(time_s)]
+            assert len(solved) <= 0.6 * whole
+            assert found.time_s <= time_s * (1 + 1e-9)
+            if listed == frontier.by_deadline:
+                assert found.energy_j <= known.energy_j * (1 + 1e-12)
+            else:
+                assert found.effective_energy_j <= known.effective_energy_j + 1e-9
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,9 +61,7 @@ class ChangeSearch:
         """Slows the best plans down to one time."""
         self.everywhere(lambda done, total: None)
         pool = self.pool
-        fit = pool.fitting(limit_s)
-        total_j = pool.cost_j[:fit] + price_w * pool.time_s[:fit]
-        plans = pool.plans(total_j.argsort(kind="stable")[:_BEST])
+        plans = pool.plans(pool.totals(limit_s, price_w).argsort(kind="stable")[:_BEST])
         pool.add(self._slow_down(plans, np.full(plans.shape[1], limit_s), 10 * _TURNS))
 
     # ------------------------------------------------------------------------------- the list

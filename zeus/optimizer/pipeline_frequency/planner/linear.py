@@ -122,6 +122,7 @@ class Program:
         if self._whole:
             self._add_choices()
         self._solver = self._highs()
+        self._slowest: Any = None
 
     def _steps(self, row: int) -> Ints:
         """Columns of an instruction's steps."""
@@ -226,6 +227,15 @@ class Program:
         solver.changeColCost(end, time_price_w / self._unit / self._scale)
         solver.run()
         return bool(solver.getModelStatus() == self._highspy.HighsModelStatus.kOptimal)
+
+    def restart(self) -> None:
+        """Lets the next optimum depend on no earlier one but the slowest plan's."""
+        self._solver.clearSolver()
+        if self._slowest is None:
+            self.solve(self._problem.max_time_s)
+            self._slowest = self._solver.getBasis()
+        else:
+            self._solver.setBasis(self._slowest)
 
     def solve(self, deadline_s: float, time_price_w: float = 0.0) -> Optimum:
         """The linear program's optimum. Continues from the last one."""

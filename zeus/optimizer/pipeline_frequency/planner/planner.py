@@ -1,8 +1,8 @@
 """Plans clocks for a pipeline: the frontier between time and energy, and the plan for one time.
 
-The frontier's plans are found first, whatever is asked, and kept: a question for one time is
-answered from them and from what is found around that time. So no answer is worse than the
-frontier's, and a later question never gets a worse answer than an earlier one had.
+A question for one time is answered from the part of the frontier around it, and from what is found
+at that time. What a part has depends on nothing that was asked before, and is kept. So no answer is
+worse than the frontier's, and a later question never gets a worse answer than an earlier one had.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Planner:
         )
 
     @classmethod
-    def of_json(cls, problem: Any) -> Planner:
+    def of_json(cls, problem: Any, exact: bool | None = None) -> Planner:
         """A planner for what a frontier was made for.
 
         Raises:
@@ -133,6 +133,7 @@ class Planner:
                 gpus_per_stage=int(problem["gpus_per_stage"]),
                 energy_per=problem["energy_per"],
                 changes=Changes(problem["change_time_s"], problem["max_changes"]),
+                exact=exact,
             )
         except (KeyError, TypeError) as error:
             raise PipelineFrequencyError(
@@ -159,6 +160,8 @@ class Planner:
         """Time of the fastest plan, with its clock changes, s; infinite: none was found that
         changes clocks so seldom. `fastest_time_s` is without changes.
         """
+        if self._free:
+            return self.fastest_time_s
         self._finder.everywhere(_quietly)
         return float(self._finder.pool.time_s.min(initial=math.inf))
 
@@ -201,7 +204,7 @@ class Planner:
             if points is None:
                 energies_j = self._problem.energy(pool.cost_j, pool.time_s)
                 chosen = pool.between(chosen, STEP * abs(float(energies_j.min())))
-        plans = [self._plan(plan) for plan in ties(self._problem, pool.plans(chosen)).T]
+        plans = self._plans(ties(self._problem, pool.plans(chosen)))
         tell(1, 1)
         return self._of(plans)
 
@@ -220,7 +223,7 @@ class Planner:
                 f"no plan takes {time_s:.6g} s or less; the fastest takes "
                 f"{self.fastest_time_s:.6g} s: ask for at least that"
             )
-        return self._of([self._best(time_s, self._problem.blocking_w)])
+        return self._of(self._best(time_s, self._problem.blocking_w))
 
     def max_slowdown(self, factor: float) -> Frontier:
         """`deadline`, as a multiple of the fastest time."""
@@ -235,7 +238,7 @@ class Planner:
         the fastest plan where the other pipeline is no straggler.
         """
         self._check_time(time_s)
-        return self._of([self._best(max(time_s, self.fastest_time_s), 0.0)])
+        return self._of(self._best(max(time_s, self.fastest_time_s), 0.0))
 
     def bounded(self, bounds: Sequence[PowerBound], time_s: float | None = None) -> Frontier:
         """A plan whose power stays within bounds: one that is found, not proven to be the best.
@@ -253,31 +256,13 @@ class Planner:
 
     def plan_of(self, stages: Sequence[Sequence[Step]]) -> Plan:
         """What a plan as it is written takes."""
-        plan = self._problem.read(stages)
-        self._search.solve(float(self._problem.time(plan[:, None])[0]))
-        return self._plan(plan)
+        plan = self._problem.read(stages)[:, None]
+        self._search.solve(float(self._problem.time(plan)[0]))
+        return self._plans(plan)[0]
 
     def limited(self, profile: InstructionProfile) -> Planner:
         """A planner of the same pipeline with fewer settings."""
-        problem = self._problem
-        return Planner(
-            profile,
-            problem.pipeline,
-            p2p_power_w=problem.p2p_power_w,
-            gpus_per_stage=problem.gpus_per_stage,
-            energy_per=problem.energy_per,
-            changes=self.changes,
-            exact=None if self._small else self._exact,
-        )
-
-    def quick(self, time_s: float | None) -> tuple[tuple[Step, ...], ...] | None:
-        """A plan for a deadline, or as fast as possible, without planning the frontier where clock
-        changes cost nothing; None: none is that fast.
-        """
-        if time_s is None:
-            time_s = self.fastest_time_s if self._free else self.shortest_time_s
-        plan = self._near(time_s, self._problem.blocking_w)
-        return None if plan is None else self._problem.written(plan)
+        return self.of_json({**self.problem, "profile": profile.to_json()}, self._exact)
 
     # ------------------------------------------------------------------------------ internals
 
@@ -296,12 +281,11 @@ class Planner:
         if math.isnan(time_s):
             raise PipelineFrequencyError("a time to keep within must be a number of seconds")
 
-    def _best(self, limit_s: float, price_w: float) -> Plan:
-        self._finder.everywhere(_quietly)
+    def _best(self, limit_s: float, price_w: float) -> list[Plan]:
         plan = self._near(limit_s, price_w)
         if plan is None:
             raise self.too_few(f" that takes {limit_s:.6g} s", ", or a longer time")
-        return self._plan(ties(self._problem, plan[:, None])[:, 0])
+        return self._plans(ties(self._problem, plan[:, None]))
 
     def _near(self, limit_s: float, price_w: float) -> Ints | None:
         """The best plan of those that are known and those around a deadline.
@@ -370,21 +354,28 @@ class Planner:
                 steps += [] if at_s == last_s else [(found, slow, False)]
         return pool
 
-    def _plan(self, plan: Ints) -> Plan:
+    def _plans(self, plans: Ints) -> list[Plan]:
+        """Plans (instructions, plans) with their figures."""
         problem = self._problem
-        starts, ends = problem.runs(plan)
-        time_s, cost_j = float(ends.max()), float(problem.cost(plan[:, None])[0])
-        bound_j = min(cost_j, float(self._bound(np.array([time_s]))[0]))
-        return Plan(
-            problem.written(plan),
-            time_s=time_s,
-            energy_j=float(problem.energy(cost_j, time_s)),
-            effective_energy_j=cost_j,
-            blocking_energy_j=problem.blocking_w * time_s
-            - problem.blocked_w * float((ends - starts).sum()),
-            bound_j=float(problem.energy(bound_j, time_s)),
-            peak_power_w=Draw.of(problem, plan).peak_w,
-        )
+        runs = problem.runs(plans)
+        starts, ends = runs
+        time_s, cost_j = ends.max(axis=0), problem.cost(plans)
+        busy_s = (ends - starts).sum(axis=0)
+        blocking_j = problem.blocking_w * time_s - problem.blocked_w * busy_s
+        energy_j = problem.energy(cost_j, time_s)
+        bound_j = problem.energy(np.minimum(cost_j, self._bound(time_s)), time_s)
+        return [
+            Plan(
+                problem.written(plans[:, n]),
+                time_s=float(time_s[n]),
+                energy_j=float(energy_j[n]),
+                effective_energy_j=float(cost_j[n]),
+                blocking_energy_j=float(blocking_j[n]),
+                bound_j=float(bound_j[n]),
+                peak_power_w=Draw.of(problem, plans[:, n], runs=runs[:, :, n]).peak_w,
+            )
+            for n in range(plans.shape[1])
+        ]
 
     def _of(self, plans: Sequence[Plan]) -> Frontier:
         """Without plans that another beats."""

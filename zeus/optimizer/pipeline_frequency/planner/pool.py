@@ -45,21 +45,23 @@ class Pool:
                 first_s = plan_s
         return np.array(found, dtype=np.intp)
 
-    def plans(self, places: Ints) -> Ints:
-        """Plans (instructions, plans)."""
+    def plans(self, places: Ints | np.intp) -> Ints:
+        """Plans (instructions, plans), or one of them."""
         return self._plans[:, places].astype(np.intp)
 
     def fitting(self, limit_s: float) -> int:
         """How many plans keep a deadline."""
         return int(np.count_nonzero(fits(self.time_s, limit_s)))
 
+    def totals(self, limit_s: float, price_w: float) -> Floats:
+        """What the plans within a deadline cost, J, with a price for a second."""
+        fit = self.fitting(limit_s)
+        return self.cost_j[:fit] + price_w * self.time_s[:fit]
+
     def best(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
         """The plan within a deadline that costs least; None: none is that fast."""
-        fit = self.fitting(limit_s)
-        if not fit:
-            return None
-        total_j = self.cost_j[:fit] + price_w * self.time_s[:fit]
-        return self.plans(np.array([total_j.argmin()]))[:, 0]
+        total_j = self.totals(limit_s, price_w)
+        return self.plans(total_j.argmin()) if len(total_j) else None
 
     def nearest(self, edges_s: Floats, bound_j: Floats) -> Ints:
         """Places of the fastest plan, and of each interval's plan that is nearest to the bound."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,9 +75,20 @@ class Draw:
     watts: Floats
 
     @classmethod
-    def of(cls, problem: Problem, plan: Ints, stages: tuple[int, ...] | None = None) -> Draw:
-        """Power of a plan's iteration: of these stages, or of all."""
-        starts, ends = problem.runs(plan)
+    def of(
+        cls,
+        problem: Problem,
+        plan: Ints,
+        stages: tuple[int, ...] | None = None,
+        runs: Floats | None = None,
+    ) -> Draw:
+        """Power of a plan's iteration.
+
+        Args:
+            stages: Those that count; None: all.
+            runs: When each instruction begins and ends, s, if it is known.
+        """
+        starts, ends = problem.runs(plan[:, None])[:, :, 0] if runs is None else runs
         extra_w = problem.costs[problem.kind, plan] / (ends - starts)
         until_s = float(ends.max())
         inside = _rows(problem, stages)
@@ -200,8 +212,11 @@ def _by_level(
     def at(place: int) -> Ints | None:
         watts = levels[place]
         if watts not in made:
-            stages = planner.limited(_below(problem, watts)).quick(time_s)
-            made[watts] = None if stages is None else problem.read(stages)
+            fewer = planner.limited(_below(problem, watts))
+            made[watts] = None
+            with suppress(PipelineFrequencyError):  # no plan is that fast
+                plan = fewer.deadline(fewer.shortest_time_s if time_s is None else time_s)
+                made[watts] = problem.read(plan.plans[0].stages)
         return made[watts]
 
     # A lower limit on each instruction lowers the peak, but for rare ties: halve, then look at
@@ -253,7 +268,7 @@ def _repaired(problem: Problem, plan: Ints, bounds: Sequence[PowerBound]) -> Int
             return None
         peak = int(draw.watts.argmax())
         at_s = float(draw.at_s[peak : peak + 2].mean())
-        starts, ends = problem.runs(plan)
+        starts, ends = problem.runs(plan[:, None])[:, :, 0]
         rows = _rows(problem, passed[0].stages)
         active = rows[(starts[rows] <= at_s) & (at_s < ends[rows])]
         slower = [(row, one) for row in active if (one := _slower(problem, plan, row)) is not None]

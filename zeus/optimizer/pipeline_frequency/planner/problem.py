@@ -272,10 +272,10 @@ class Problem:
             np.add(latest(ends, level.before), durations[level.span], out=ends[level.span])
         return ends
 
-    def runs(self, plan: Ints) -> tuple[Floats, Floats]:
-        """When each instruction of one plan begins and ends, s."""
-        ends = self.finishes(self.durations(plan[:, None]))[:-1, 0]
-        return ends - self.times[self.kind, plan], ends
+    def runs(self, plans: Ints) -> Floats:
+        """When each instruction begins and ends, s (2, instructions, plans)."""
+        ends = self.finishes(self.durations(plans))[:-1]
+        return np.stack([ends - self.times[self.kind[:, None], plans], ends])
 
     # ------------------------------------------------- options, numbered through all curves
 
