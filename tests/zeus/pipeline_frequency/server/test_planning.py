@@ -1,4 +1,4 @@
-"""The planner's processes: one answers all questions about a problem, and none outlives its use."""
+"""The planner's processes: each answers a question, and none outlives it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ def planner_of(seed: int) -> Planner:
     return Planner(profile, one_f_one_b(2, 2), p2p_power_w=60.0)
 
 
+class Started(list[asyncio.subprocess.Process]):
+    """The processes that were started; the first one gets a signal before its question."""
+
+    signal: int = 0
+
+
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]:
-    """The processes that were started."""
-    found: list[asyncio.subprocess.Process] = []
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """They are noted here."""
+    found = Started()
     start = asyncio.create_subprocess_exec
 
     async def noted(*command: Any, **options: Any) -> asyncio.subprocess.Process:
         found.append(await start(*command, **options))
+        if len(found) == 1:
+            os.kill(found[0].pid, found.signal)
         return found[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
@@ -52,98 +60,65 @@ def run(work: Callable[[planning.PlannerProcesses], Awaitable[None]]) -> None:
     asyncio.run(both())
 
 
-async def ended(process: asyncio.subprocess.Process) -> None:
-    """Waits until a process has ended."""
-    await asyncio.wait_for(process.wait(), 30.0)
-
-
-def test_one_process_answers_all_questions_about_a_problem(
-    started: list[asyncio.subprocess.Process],
-) -> None:
+def test_processes_answer_and_end(started: Started) -> None:
     planner = planner_of(3)
     time_s = 1.1 * planner.fastest_time_s
 
     async def work(planners: planning.PlannerProcesses) -> None:
         frontier = await planners.frontier(planner.problem, 5)
         assert len(frontier.plans) == 5
-        straggling, fast = await asyncio.gather(
+        straggling, fast, same = await asyncio.gather(
             planners.plans(planner.problem, [("straggler", time_s)]),
             planners.plans(planner.problem, [("deadline", time_s), ("deadline", time_s / 1.1)]),
+            planners.plans(planner.problem, [("straggler", time_s)]),
         )
         assert [len(straggling), len(fast)] == [1, 2]
         assert straggling[0].time_s <= time_s
+        assert straggling == same
         assert fast[1].time_s <= time_s / 1.1 * (1 + 1e-9)
-        assert len(started) == 1
-
-    run(work)
-    assert started[0].returncode is not None
-
-
-def test_a_question_without_an_answer_leaves_the_process_to_others(
-    started: list[asyncio.subprocess.Process],
-) -> None:
-    planner = planner_of(3)
-
-    async def work(planners: planning.PlannerProcesses) -> None:
         with pytest.raises(PipelineFrequencyError, match="the fastest takes"):
             await planners.plans(planner.problem, [("deadline", 1e-6)])
-        assert await planners.plans(planner.problem, [("straggler", 1.0)])
-        assert len(started) == 1
+        assert [process.returncode for process in started] == [0] * 4
 
     run(work)
 
 
-def test_after_a_crash_the_next_question_is_answered(
-    started: list[asyncio.subprocess.Process],
-) -> None:
+def test_after_a_crash_the_next_question_is_answered(started: Started) -> None:
     planner = planner_of(3)
+    started.signal = signal.SIGKILL
 
     async def work(planners: planning.PlannerProcesses) -> None:
-        await planners.frontier(planner.problem, 5)
-        os.kill(started[0].pid, signal.SIGSTOP)
-        asking = asyncio.create_task(planners.plans(planner.problem, [("straggler", 1.0)]))
-        for _ in range(20):  # the question is on its way after fewer turns
-            await asyncio.sleep(0)
-        os.kill(started[0].pid, signal.SIGKILL)
         with pytest.raises(PipelineFrequencyError, match=r"exit code -9.*log"):
-            await asking
+            await planners.plans(planner.problem, [("straggler", 1.0)])
         assert await planners.plans(planner.problem, [("straggler", 1.0)])
-        os.kill(started[1].pid, signal.SIGKILL)
-        await ended(started[1])
-        assert await planners.plans(planner.problem, [("straggler", 2.0)])
-        assert len(started) == 3
 
     run(work)
 
 
-def test_few_idle_processes_are_kept(
-    started: list[asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planning, "PLANNERS", 1)
+def test_what_runs_is_ended_with_the_server(started: Started) -> None:
+    started.signal = signal.SIGSTOP
 
     async def work(planners: planning.PlannerProcesses) -> None:
-        await planners.frontier(planner_of(3).problem, 5)
-        await planners.frontier(planner_of(4).problem, 5)
-        await ended(started[0])
-        assert started[1].returncode is None
-        monkeypatch.setattr(planning, "IDLE_S", 0.0)
-        await planners.frontier(planner_of(4).problem, 4)
-        await ended(started[1])
-        assert len(started) == 2
+        asking = asyncio.create_task(planners.frontier(planner_of(3).problem, 5))
+        while not started:
+            await asyncio.sleep(0.001)
+        await planners.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
 
     run(work)
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_a_planner_that_takes_too_long_is_ended(
-    started: list[asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch
+    started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "LIMIT_S", 0.001)
 
     async def work(planners: planning.PlannerProcesses) -> None:
         with pytest.raises(PipelineFrequencyError, match="ask for fewer points"):
             await planners.frontier(planner_of(3).problem, 5)
-        for process in started:
-            await ended(process)
+        assert [process.returncode for process in started] == [-signal.SIGKILL]
 
     run(work)
 

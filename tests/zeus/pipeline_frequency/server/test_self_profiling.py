@@ -78,13 +78,13 @@ def test_a_time_that_no_plan_is_near_is_planned_and_jobs_share_what_was_found(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[planning.Question] = []
-    answer = planning._Process.answer
+    answer = planning._ask
 
-    async def counted(process: planning._Process, question: planning.Question) -> Any:
+    async def counted(problem: dict[str, Any], question: planning.Question) -> Any:
         asked.append(question)
-        return await answer(process, question)
+        return await answer(problem, question)
 
-    monkeypatch.setattr(planning._Process, "answer", counted)
+    monkeypatch.setattr(planning, "_ask", counted)
     http = serve({"points": 6})
     jobs = [register(http), register(http)]
     for job_id in jobs:

@@ -1,11 +1,13 @@
 """One training job: its ranks, their progress, and the plan of each pipeline.
 
-No file, socket or clock: methods that depend on the time take it as an argument (Unix time, s).
+No file or socket: methods that depend on the time take it as an argument (Unix time, s).
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -27,7 +29,11 @@ from zeus.optimizer.pipeline_frequency.common import (
 )
 from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier, Plan, Setting
 from zeus.optimizer.pipeline_frequency.server.drift import DriftWatch, Kind
-from zeus.optimizer.pipeline_frequency.server.scheduler import ask_of, choose
+from zeus.optimizer.pipeline_frequency.server.scheduler import (
+    FrequencyScheduler,
+    ask_of,
+    choose,
+)
 from zeus.optimizer.pipeline_frequency.server.stragglers import (
     StragglerWatch,
     plans_for,
@@ -118,6 +124,15 @@ class TrainingJob:
         self.info = info
         self.created_s = now_s
         self.heard_s = now_s
+        self.idle_from_s = time.monotonic()
+        """When it was heard, of CLOCK_MONOTONIC: setting the clock must not make jobs idle."""
+        self.lock = asyncio.Lock()
+        """Of its scheduler and its plans."""
+        self.changed = asyncio.Event()
+        """Set when a schedule may have come."""
+        self.scheduler: FrequencyScheduler | None = None
+        self.past: dict[int, dict[int, ProfilingResult]] = {}
+        """Results of past rounds, by round and rank, that a new scheduler needs."""
         self.ranks: dict[int, RankInfo] = {}
         self._at: dict[tuple[int, int, int], int] = {}
         self.progress: dict[int, RankProgress] = {}
@@ -143,6 +158,11 @@ class TrainingJob:
         self.replanning = False
         self.replans = 0
         """Number of times it was planned again because instructions took longer than planned."""
+
+    def notify(self) -> None:
+        """Wakes those who wait for a schedule."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     # -----------------------------------------------------------------------------------------
     # ranks
@@ -522,6 +542,7 @@ class TrainingJob:
         all that were ever given.
         """
         job = cls(state.info, state.created_s)
+        job.idle_from_s -= max(0.0, now_s - state.heard_s)
         for name in JobState.model_fields.keys() - {"slowdowns"}:
             setattr(job, name, getattr(state, name))
         job.version = max(state.version, int(now_s))

@@ -31,7 +31,7 @@ from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
 from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier
 from zeus.optimizer.pipeline_frequency.server import drift, planning
 from zeus.optimizer.pipeline_frequency.server.job import Refused, TrainingJob, ranks_in_words
-from zeus.optimizer.pipeline_frequency.server.records import JobRecords, Rounds
+from zeus.optimizer.pipeline_frequency.server.records import JobRecords
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 
@@ -52,40 +52,29 @@ class JobManager:
         self.settings = settings
         self._records = JobRecords(settings)
         self._clock = clock
-        self._schedulers: dict[str, FrequencyScheduler] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._events: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reported: set[str] = set()
         self._heard: set[str] = set()
         self._planner = planning.PlannerProcesses()
         self._closing = False
         self.waiting = 0
         """Requests for a schedule that are open."""
-        self.jobs: dict[str, TrainingJob]
-        self._past: dict[str, Rounds]
-        self.jobs, self._past = self._records.load(clock())
-        # Of CLOCK_MONOTONIC: setting the clock must not make jobs idle.
-        now_s, wall_s = time.monotonic(), clock()
-        self._idle_from_s = {
-            job_id: now_s - max(0.0, wall_s - job.heard_s) for job_id, job in self.jobs.items()
-        }
+        self.jobs = self._records.load(clock())
 
     # ------------------------------------------------------------------------------- start and stop
 
     async def start(self) -> None:
         """Continues pending work, and starts the periodic work."""
         self._spawn(self._look_after())
-        for job_id, job in self.jobs.items():
-            self._spawn(self._advance(job_id))
+        for job in self.jobs.values():
+            self._spawn(self._advance(job))
             if job.frontier is None and job.planning_error is None:
                 self._plan_if_profiled(job)
 
     def close(self) -> None:
         """Refuses clients that wait for a schedule, because the server is about to stop."""
         self._closing = True
-        for job_id in list(self._events):
-            self._notify(job_id)
+        for job in self.jobs.values():
+            job.notify()
 
     async def stop(self) -> None:
         """Stops running work, and writes remaining state."""
@@ -119,13 +108,12 @@ class JobManager:
                     self._forget_idle(cleaned_s - idle_s)
 
     def _forget_idle(self, before_s: float) -> None:
-        for job_id in [one for one, from_s in self._idle_from_s.items() if from_s < before_s]:
-            logger.info("forgetting job %s: nothing was heard of it for too long", job_id)
-            self._records.forget(job_id)
-            del self.jobs[job_id], self._idle_from_s[job_id]
-            for of_job in (self._schedulers, self._past, self._locks):
-                of_job.pop(job_id, None)
-            self._notify(job_id)
+        for job_id, job in list(self.jobs.items()):
+            if job.idle_from_s < before_s:
+                logger.info("forgetting job %s: nothing was heard of it for too long", job_id)
+                self._records.forget(job_id)
+                del self.jobs[job_id]
+                job.notify()
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -161,7 +149,6 @@ class JobManager:
         job = TrainingJob(info.model_copy(update={"job_id": job_id}), now_s)
         self._records.put(job)
         self.jobs[job_id] = job
-        self._idle_from_s[job_id] = time.monotonic()
         logger.info("job %s registered", job_id)
         return job_id
 
@@ -181,7 +168,7 @@ class JobManager:
         if job.complete:
             logger.info("job %s: all %d ranks are there", job_id, job.info.world_size)
             self._records.dump_ranks(job)
-            self._spawn(self._advance(job_id))
+            self._spawn(self._advance(job))
 
     async def schedule(
         self, job_id: str, rank: int, timeout_s: float | None = None
@@ -203,10 +190,9 @@ class JobManager:
                 return found
             if self._closing:
                 raise Refused(503, "the server is stopping; try again in a moment")
-            event = self._events.setdefault(job_id, asyncio.Event())
             self.waiting += 1
             try:
-                await asyncio.wait_for(event.wait(), end - loop.time())
+                await asyncio.wait_for(job.changed.wait(), end - loop.time())
             except asyncio.TimeoutError:
                 raise Refused(504, _what_is_missing(job, wait_s)) from None
             finally:
@@ -223,7 +209,7 @@ class JobManager:
         self._records.put_result(job, result)
         job.results[result.rank] = result
         if len(job.results) == job.info.world_size:
-            self._spawn(self._advance(job_id))
+            self._spawn(self._advance(job))
 
     def progress(self, job_id: str, report: Progress) -> PlanUpdate:
         """Handles the progress of a rank; returns its schedule.
@@ -233,7 +219,6 @@ class JobManager:
         """
         job = self._hear(job_id)
         update, changed = job.report(report, self._clock())
-        self._reported.add(job_id)
         if changed:
             self._put_state(job)
             plans = [one.plan for one in job.in_force]
@@ -241,7 +226,7 @@ class JobManager:
             logger.info(
                 "job %s: pipelines are late by %s, and get plans %s", job_id, slowdowns, plans
             )
-            self._make_what_lacks(job_id)
+            self._make_what_lacks(job)
         paces = job.drifted()
         if paces is not None and not (job.planning or job.replanning):
             job.replanning = True
@@ -253,7 +238,7 @@ class JobManager:
         job = self._hear(job_id)
         asks = job.lacks(choice)
         if asks:
-            await asyncio.wait({self._spawn(self._plan_more(job_id, asks))}, timeout=MAKE_S)
+            await asyncio.wait({self._spawn(self._plan_more(job, asks))}, timeout=MAKE_S)
             job = self.job(job_id)
         chosen = job.choose(choice, self._clock())
         self._put_state(job)
@@ -278,17 +263,16 @@ class JobManager:
 
     # ----------------------------------------------------------------------------------- scheduling
 
-    async def _advance(self, job_id: str) -> None:
+    async def _advance(self, job: TrainingJob) -> None:
         """Gets schedules from the scheduler when they are needed."""
-        async with self._locks.setdefault(job_id, asyncio.Lock()):
-            job = self.jobs.get(job_id)
-            if job is None or not job.complete or job.frontier is not None or job.failure:
+        async with job.lock:
+            if not self._has(job) or not job.complete or job.frontier is not None or job.failure:
                 return
             measured = len(job.results) == job.info.world_size
             if job.schedules and not measured:
                 return
             try:
-                scheduler = await self._scheduler(job_id, job)
+                scheduler = await self._scheduler(job)
                 if scheduler.frontier is not None:
                     self._take_frontier(job, scheduler.frontier, scheduler.choice)
                 else:
@@ -300,13 +284,12 @@ class JobManager:
                     self._records.dump_round(job, done, results)
             except Exception as error:  # the scheduler may be anybody's
                 job.failure = self._refusal(error)
-                logger.error("job %s: %s", job_id, job.failure.message, exc_info=error)
-        self._notify(job_id)
+                logger.error("job %s: %s", job.info.job_id, job.failure.message, exc_info=error)
+        job.notify()
 
-    async def _scheduler(self, job_id: str, job: TrainingJob) -> FrequencyScheduler:
+    async def _scheduler(self, job: TrainingJob) -> FrequencyScheduler:
         """The job's scheduler; created, and brought to its earlier state, if there is none."""
-        if job_id not in self._schedulers:
-            past = self._past.pop(job_id, {})
+        if job.scheduler is None:
             ranks = [job.ranks[rank] for rank in sorted(job.ranks)]
 
             def make() -> FrequencyScheduler:
@@ -315,14 +298,16 @@ class JobManager:
                 )
                 for number in range(job.round):
                     made.next_schedule()
-                    made.observe([past[number][rank] for rank in sorted(past[number])])
+                    past = job.past[number]
+                    made.observe([past[rank] for rank in sorted(past)])
                 return made
 
             try:
-                self._schedulers[job_id] = await asyncio.to_thread(make)
+                job.scheduler = await asyncio.to_thread(make)
             except Exception as error:  # the scheduler may be anybody's
                 raise self._refusal(error) from error
-        return self._schedulers[job_id]
+            job.past.clear()
+        return job.scheduler
 
     # ------------------------------------------------------------------------------------- planning
 
@@ -335,10 +320,10 @@ class JobManager:
         """Plans from the newest profiles."""
         job_id, started_s = job.info.job_id, time.monotonic()
         try:
-            async with self._locks.setdefault(job_id, asyncio.Lock()):
-                if self.jobs.get(job_id) is not job:
+            async with job.lock:
+                if not self._has(job):
                     return  # dropped meanwhile
-                scheduler = await self._scheduler(job_id, job)
+                scheduler = await self._scheduler(job)
                 assert isinstance(scheduler, OnlineSolution)
                 profiles = [job.profiles[rank] for rank in sorted(job.profiles)]
                 problem = planning.problem_of(job.info, profiles, scheduler.p2p_power_w)
@@ -355,7 +340,7 @@ class JobManager:
                 self._put_state(job)
         finally:
             job.planning -= 1
-            self._notify(job_id)
+            job.notify()
 
     async def _replan(self, job: TrainingJob, paces: dict[drift.Kind, float]) -> None:
         """Plans a job again with the present times of its instructions."""
@@ -364,29 +349,28 @@ class JobManager:
         assert before.problem is not None
         words = drift.in_words(paces)
         try:
-            points = getattr(self._schedulers.get(job_id), "points", None)
+            points = getattr(job.scheduler, "points", None)
             problem = drift.scaled(before.problem, paces)
             frontier = await self._planner.frontier(problem, points)
             if not self._has(job, before):
                 return
             job.take_replanned(frontier, self._clock())
-            self._records.put_frontier(job)
+            self._records.put(job, ("frontier", 0, job.frontier))
             logger.info("job %s: planned again, as times have changed (%s)", job_id, words)
-            self._make_what_lacks(job_id)
+            self._make_what_lacks(job)
         except PipelineFrequencyError as error:
             logger.warning("job %s: not planned again (%s): %s", job_id, words, error.message)
         finally:
             job.replanning = False
 
-    def _make_what_lacks(self, job_id: str) -> None:
-        asks = self.jobs[job_id].lacks()
+    def _make_what_lacks(self, job: TrainingJob) -> None:
+        asks = job.lacks()
         if asks:
-            self._spawn(self._plan_more(job_id, asks))
+            self._spawn(self._plan_more(job, asks))
 
-    async def _plan_more(self, job_id: str, asks: list[Ask]) -> None:
+    async def _plan_more(self, job: TrainingJob, asks: list[Ask]) -> None:
         """Makes plans for requested times, and adds them to the job's."""
-        job = self.jobs[job_id]
-        before = job.frontier
+        job_id, before = job.info.job_id, job.frontier
         assert before is not None
         assert before.problem is not None
         try:
@@ -396,37 +380,35 @@ class JobManager:
             return
         if self._has(job, before):
             job.take_plans(asks, plans, self._clock())
-            self._records.put_frontier(job)
+            self._records.put(job, ("frontier", 0, job.frontier))
             logger.info("job %s: made plans for %s", job_id, asks)
 
-    def _has(self, job: TrainingJob, before: Frontier) -> bool:
-        """Whether a job was neither dropped nor planned from a new profile since `before`."""
-        present = job.frontier is not None and job.frontier.problem is before.problem
-        return present and self.jobs.get(job.info.job_id) is job
+    def _has(self, job: TrainingJob, before: Frontier | None = None) -> bool:
+        """Whether a job was neither dropped nor, since `before`, planned from a new profile."""
+        if before is not None and (
+            job.frontier is None or job.frontier.problem is not before.problem
+        ):
+            return False
+        return self.jobs.get(job.info.job_id) is job
 
     def _take_frontier(self, job: TrainingJob, frontier: Frontier, initial: Choice) -> None:
-        job_id = job.info.job_id
-        if job_id not in self.jobs:
+        if not self._has(job):
             return  # dropped meanwhile
         job.take_frontier(frontier, initial, self._clock())
-        self._records.put_frontier(job)
-        self._make_what_lacks(job_id)
+        self._records.put(job, ("frontier", 0, job.frontier))
+        self._make_what_lacks(job)
 
     def _hear(self, job_id: str) -> TrainingJob:
         job = self.job(job_id)
-        job.heard_s = self._clock()
-        self._idle_from_s[job_id] = time.monotonic()
+        job.heard_s, job.idle_from_s = self._clock(), time.monotonic()
         self._heard.add(job_id)
         return job
 
     def _flush(self) -> None:
-        present = self.jobs.keys()
-        self._records.put_progress(
-            [self.jobs[one] for one in self._reported & present],
-            [self.jobs[one] for one in self._heard & present],
-        )
-        self._reported.clear()
-        self._heard.clear()
+        if self._heard:
+            heard = self._heard & self.jobs.keys()
+            self._records.put_progress(self.jobs[job_id] for job_id in heard)
+            self._heard.clear()
 
     def _refusal(self, error: Exception) -> Refused:
         """The scheduler's error for clients; a ValueError is the request's fault, as in
@@ -442,13 +424,8 @@ class JobManager:
         return Refused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
 
     def _put_state(self, job: TrainingJob) -> None:
-        if job.info.job_id in self.jobs:
+        if self._has(job):
             self._records.put(job)
-
-    def _notify(self, job_id: str) -> None:
-        event = self._events.pop(job_id, None)
-        if event is not None:
-            event.set()
 
 
 def _next(scheduler: FrequencyScheduler, results: list[ProfilingResult]) -> list[FrequencySchedule]:

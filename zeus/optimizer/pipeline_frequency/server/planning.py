@@ -1,23 +1,20 @@
-"""Plans in a separate process, because the planner computes for seconds.
+"""Plans in separate processes, because the planner computes for seconds.
 
-The process gets a problem, then questions about it: the number of plans, or their times. It answers
-each with a frontier or plans, or with the sentence of an error. What both send are objects of this
-program, nothing that a client wrote.
+A process gets a problem and a question: the number of plans, or their times. It answers with a
+frontier or plans, or with the sentence of an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import JobInfo, RankProfile
@@ -25,20 +22,11 @@ from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME, CHUNKED
 from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 
-if TYPE_CHECKING:
-    from zeus.optimizer.pipeline_frequency.planner import Planner
-
 LIMIT_S = 3600.0
 """Time limit of the planner."""
 
 KEPT = 32
 """Most frontiers that are cached for further jobs with the same profile."""
-
-PLANNERS = 2
-"""Most idle processes that are kept; one needs at most 200 MB."""
-
-IDLE_S = 600.0
-"""How long they are kept."""
 
 Question = int | list[Ask] | None
 """The number of plans of a frontier, as few or many as it takes for None; or single plans."""
@@ -96,15 +84,10 @@ def problem_of(
 
 
 class PlannerProcesses:
-    """Plans in processes, and caches results: jobs with the same profile share them.
-
-    A problem's process is kept for a while: after a frontier, further plans take a third of the
-    time.
-    """
+    """Plans in processes, and caches results: jobs with the same profile share them."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[bytes, asyncio.Task[Any]] = OrderedDict()
-        self._processes: OrderedDict[str, _Process] = OrderedDict()
+        self._tasks: OrderedDict[str, asyncio.Task[Any]] = OrderedDict()
 
     async def frontier(self, problem: dict[str, Any], points: int | None) -> Frontier:
         """The frontier of a problem.
@@ -130,15 +113,12 @@ class PlannerProcesses:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
-        await asyncio.gather(*(one.end() for one in self._processes.values()))
-        self._processes.clear()
 
     async def _shared(self, problem: dict[str, Any], question: Question) -> Any:
-        text = json.dumps(problem)
-        key = hashlib.sha256(f"{question} {text}".encode()).digest()
+        key = json.dumps([question, problem])
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = asyncio.create_task(self._ask(text, problem, question))
+            task = self._tasks[key] = asyncio.create_task(_ask(problem, question))
             while len(self._tasks) > KEPT and next(iter(self._tasks.values())).done():
                 self._tasks.popitem(last=False)
         self._tasks.move_to_end(key)
@@ -150,108 +130,40 @@ class PlannerProcesses:
                 del self._tasks[key]
             raise
 
-    async def _ask(self, text: str, problem: dict[str, Any], question: Question) -> Any:
-        process = self._processes.setdefault(text, _Process(problem))
-        self._processes.move_to_end(text)
-        try:
-            return await process.answer(question)
-        finally:
-            asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
-            self._end_idle()
 
-    def _end_idle(self) -> None:
-        idle = [(key, one) for key, one in self._processes.items() if one.idle_s is not None]
-        for place, (key, one) in enumerate(reversed(idle)):
-            if place >= PLANNERS or (one.idle_s or 0.0) >= IDLE_S:
-                one.kill()
-                del self._processes[key]
-
-
-class _Process:
-    """Answers questions about one problem, one after the other."""
-
-    def __init__(self, problem: dict[str, Any]) -> None:
-        self._problem = problem
-        self._process: asyncio.subprocess.Process | None = None
-        self._connection: Connection[Any, Any]
-        self._lock = asyncio.Lock()
-        self._waiting = 0
-        self._answered_s = 0.0
-
-    @property
-    def idle_s(self) -> float | None:
-        """Since when it has no question; None: it has one."""
-        return None if self._waiting else time.monotonic() - self._answered_s
-
-    async def answer(self, question: Question) -> Any:
-        """The answer to a question.
-
-        Raises:
-            PipelineFrequencyError: There is none, and why.
-        """
-        self._waiting += 1
-        try:
-            async with self._lock:
-                found, error = await asyncio.wait_for(self._answer(question), LIMIT_S)
-        except asyncio.TimeoutError:
-            raise PipelineFrequencyError(
-                f"the planner took longer than {LIMIT_S:g} s; ask for fewer points"
-            ) from None
-        finally:
-            self._waiting -= 1
-            self._answered_s = time.monotonic()
-        if error is not None:
-            raise PipelineFrequencyError(error)
-        return found
-
-    async def _answer(self, question: Question) -> tuple[Any, str | None]:
-        messages: list[Any] = [question]
-        if self._process is None or self._process.returncode is not None:
-            messages.insert(0, self._problem)
-            self._connection, theirs = Pipe()
-            with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", __name__, str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                )
-        try:
-            for message in messages:
-                await asyncio.to_thread(self._connection.send, message)
-            await _readable(self._connection)
-            found: tuple[Any, str | None] = await asyncio.to_thread(self._connection.recv)
-            return found
-        except (EOFError, OSError):
-            raise PipelineFrequencyError(
-                f"the planner ended with exit code {await self._process.wait()}; see its messages "
-                "in the server's log"
-            ) from None
-        except BaseException:
-            await self.end()
-            raise
-
-    def kill(self) -> None:
-        """Ends the process."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-    async def end(self) -> None:
-        """Ends the process, and waits for its end."""
-        if self._process is not None:
-            self.kill()
-            await self._process.wait()
-
-
-async def _readable(connection: Connection[Any, Any]) -> None:
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(connection, readable.set)
+async def _ask(problem: dict[str, Any], question: Question) -> Any:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
     try:
-        await readable.wait()
+        sent = json.dumps([problem, question]).encode()
+        answer, _ = await asyncio.wait_for(process.communicate(sent), LIMIT_S)
+    except asyncio.TimeoutError:
+        raise PipelineFrequencyError(
+            f"the planner took longer than {LIMIT_S:g} s; ask for fewer points"
+        ) from None
     finally:
-        loop.remove_reader(connection)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise PipelineFrequencyError(
+            f"the planner ended with exit code {process.returncode}; see its messages in the "
+            "server's log"
+        )
+    found = await asyncio.to_thread(_ANSWER.validate_json, answer)
+    if isinstance(found, str):
+        raise PipelineFrequencyError(found)
+    return found
 
 
-def _planner(problem: Any) -> Planner:
+_ANSWER: TypeAdapter[Any] = TypeAdapter(str | Frontier | list[Plan])
+
+
+def _answer(problem: dict[str, Any], question: Question) -> Any:
     try:
         from zeus.optimizer.pipeline_frequency.planner import Planner
     except ImportError as error:
@@ -259,32 +171,24 @@ def _planner(problem: Any) -> Planner:
             f"the planner cannot be imported ({error}); install it beside the server: "
             'pip install "zeusd[pfo-server]"'
         ) from None
-    return Planner.of_json(problem)
-
-
-def _carry_out(planner: Planner, question: Question) -> Any:
+    planner = Planner.of_json(problem)
     if not isinstance(question, list):
         return planner.frontier(question)
     by = {"deadline": planner.deadline, "straggler": planner.straggler}
     return [by[kind](time_s).plans[0] for kind, time_s in question]
 
 
-def main(connection: Connection[Any, Any]) -> None:
+def main() -> None:
     """The process."""
     os.nice(5)  # the server and its clients come first; beside other work it must not starve
-    problem, planner = connection.recv(), None
-    while True:
+    with os.fdopen(os.dup(1), "wb") as file:
+        os.dup2(2, 1)  # of what a library prints
         try:
-            question = connection.recv()
-        except EOFError:
-            return
-        try:
-            planner = planner or _planner(problem)
-            answer: tuple[Any, str | None] = _carry_out(planner, question), None
+            found = _answer(*json.load(sys.stdin))
         except PipelineFrequencyError as error:
-            answer = None, error.message
-        connection.send(answer)
+            found = error.message
+        file.write(_ANSWER.dump_json(found))
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])))
+    main()

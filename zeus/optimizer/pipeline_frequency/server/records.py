@@ -62,9 +62,6 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 Record: TypeAlias = tuple[str, int, Any]
 """Kind, key, object."""
 
-Rounds: TypeAlias = dict[int, dict[int, ProfilingResult]]
-"""Results of the scheduler's past rounds, by round and rank."""
-
 
 class JobRecords:
     """The file, open and locked. Every `put` raises Refused if it cannot be written.
@@ -102,37 +99,31 @@ class JobRecords:
                 "ZEUS_PFO_DATABASE"
             ) from None
 
-    def load(self, now_s: float) -> tuple[dict[str, TrainingJob], dict[str, Rounds]]:
-        """All jobs by id, and their past rounds. A job that cannot be restored is left out."""
+    def load(self, now_s: float) -> dict[str, TrainingJob]:
+        """All jobs by id. A job that cannot be restored is left out."""
         found: dict[str, dict[str, dict[int, str]]] = {}
         for job_id, kind, key, body in self._database.execute("SELECT * FROM records"):
             found.setdefault(job_id, {}).setdefault(kind, {})[key] = body
         jobs: dict[str, TrainingJob] = {}
-        past: dict[str, Rounds] = {}
         for job_id, texts in found.items():
             try:
                 kinds = {
                     kind: {key: _KINDS[kind].validate_json(bodies[key]) for key in sorted(bodies)}
                     for kind, bodies in texts.items()
                 }
-                jobs[job_id], past[job_id] = _restored(kinds, now_s)
+                jobs[job_id] = _restored(kinds, now_s)
             except (PipelineFrequencyError, ValueError, KeyError) as error:
                 logger.warning("job %s cannot be restored and is left out: %s", job_id, error)
-        return jobs, past
+        return jobs
 
     def put(self, job: TrainingJob, *records: Record) -> None:
         """Writes records of a job, and its own state."""
-        self._put([(job, ("job", 0, JobState.model_validate(job))), *((job, r) for r in records)])
+        self._put([(job, records)])
 
-    def put_progress(self, reported: Iterable[TrainingJob], heard: Iterable[TrainingJob]) -> None:
-        """Progress of jobs that have reported, and states of jobs that sent something."""
+    def put_progress(self, jobs: Iterable[TrainingJob]) -> None:
+        """The jobs' states, and their ranks' progress."""
         # One record for a job: a row for each rank would be most of the server's work.
-        records: list[tuple[TrainingJob, Record]] = [
-            (job, ("progress", 0, job.progress)) for job in reported
-        ]
-        records += [(job, ("job", 0, JobState.model_validate(job))) for job in heard]
-        if records:
-            self._put(records)
+        self._put([(job, [("progress", 0, job.progress)]) for job in jobs])
 
     def put_result(self, job: TrainingJob, result: ProfilingResult) -> None:
         """A rank's result in the present round."""
@@ -141,10 +132,6 @@ class JobRecords:
     def put_round(self, job: TrainingJob) -> None:
         """The schedules of the present round."""
         self.put(job, ("round", job.round, _in_order(job.schedules)))
-
-    def put_frontier(self, job: TrainingJob) -> None:
-        """The job's plans."""
-        self.put(job, ("frontier", 0, job.frontier))
 
     def forget(self, job_id: str) -> None:
         """Deletes a job's records. Raises Refused if that is not possible."""
@@ -156,10 +143,11 @@ class JobRecords:
         self._database.close()
         self._unlock()
 
-    def _put(self, records: Sequence[tuple[TrainingJob, Record]]) -> None:
+    def _put(self, of_jobs: Iterable[tuple[TrainingJob, Sequence[Record]]]) -> None:
         rows = [
             (job.info.job_id, kind, key, _KINDS[kind].dump_json(body).decode())
-            for job, (kind, key, body) in records
+            for job, records in of_jobs
+            for kind, key, body in (("job", 0, JobState.model_validate(job)), *records)
         ]
         with self._writing() as database:
             database.executemany("REPLACE INTO records VALUES (?, ?, ?, ?)", rows)
@@ -240,17 +228,16 @@ def _lock(path: str) -> int:
     return lock
 
 
-def _restored(kinds: dict[str, dict[int, Any]], now_s: float) -> tuple[TrainingJob, Rounds]:
+def _restored(kinds: dict[str, dict[int, Any]], now_s: float) -> TrainingJob:
     job = TrainingJob.restored(
         kinds["job"][0], kinds.get("rank", {}), kinds.get("frontier", {}).get(0), now_s
     )
     job.progress = kinds.get("progress", {}).get(0, {})
     job.profiles = kinds.get("profile", {})
-    past: Rounds = {}
     for key, result in kinds.get("result", {}).items():
         number, rank = divmod(key, job.info.world_size)
-        past.setdefault(number, {})[rank] = result
+        job.past.setdefault(number, {})[rank] = result
     if job.round >= 0:
-        job.results = past.pop(job.round, {})
+        job.results = job.past.pop(job.round, {})
         job.schedules = {one.rank: one for one in kinds["round"][job.round]}
-    return job, past
+    return job

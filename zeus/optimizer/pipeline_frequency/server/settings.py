@@ -112,19 +112,15 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _find(name: str) -> type[FrequencyScheduler]:
-    module_name, colon, attribute = name.partition(":")
-    module: Any = schedulers
-    if colon:
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError as error:
-            raise ValueError(
-                f"the scheduler {name} cannot be imported ({error}); name it package.module:Class, "
-                "and see that the package is on PYTHONPATH"
-            ) from None
-    else:
-        attribute = name
-    found = getattr(module, attribute, None)
+    path = name if ":" in name else f"{schedulers.__name__}:{name}"
+    module_name, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute, None)
+    except ImportError as error:
+        raise ValueError(
+            f"the scheduler {name} cannot be imported ({error}); name it package.module:Class, and "
+            "see that the package is on PYTHONPATH"
+        ) from None
     if not _is_scheduler(found):
         known = [
             name

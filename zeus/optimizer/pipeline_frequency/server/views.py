@@ -11,16 +11,10 @@ from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 
 def summary(job: TrainingJob, now_s: float) -> dict[str, Any]:
     """A job in a line."""
-    info = job.info
     iterations = [one.iteration for one in job.progress.values()]
     return {
-        "job_id": info.job_id,
-        "job_metadata": info.job_metadata,
+        **job.info.model_dump(exclude={"schedule", "num_microbatches"}),
         "phase": job.phase,
-        "dp_degree": info.dp_degree,
-        "pp_degree": info.pp_degree,
-        "tp_degree": info.tp_degree,
-        "world_size": info.world_size,
         "ranks_registered": len(job.ranks),
         "iteration": min(iterations) if iterations else None,
         "created_s": job.created_s,
