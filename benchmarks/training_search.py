@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 from benchmarks.training_fronts import FRONTS, Front, Job
 from tests.support import running_daemon
@@ -32,6 +33,8 @@ def search() -> None:
             running_daemon("--simulate", "a100-sxm-80:setter_ms=0", gpus=1) as daemon,
             Client(daemon.socket) as client,
             _node.use(client),
+            # `work.run` waits for the GPU, as a framework does.
+            mock.patch("zeus.monitor.energy.synchronize", return_value=True),
         ):
             job = Job([0])
             job.monitor = ZeusMonitor([0], cpu_indices=[])

@@ -130,7 +130,7 @@ class Client(Closing):
         return self._each(operations.POWER, gpus=_uuids(gpus))
 
     def windows(
-        self, sources: str | Sequence[str], windows: Sequence[tuple[int, int, bool]] = ()
+        self, sources: str | Sequence[str], windows: Sequence[tuple[int, int, int]] = ()
     ) -> dict[str, WindowEnergies]:
         """Energy between pairs of instants, by source.
 
@@ -140,8 +140,8 @@ class Client(Closing):
         Args:
             sources: UUIDs of GPUs, `cpu:0`, `dram:0`.
             windows: Beginning and end, ns of CLOCK_MONOTONIC, and whether the GPU had nothing to do
-                just before and after except what is measured. None: checks only whether windows can
-                be computed.
+                just before and after except what is measured; or `PAUSE`, see `GetWindows`. None:
+                checks only whether windows can be computed.
 
         Raises:
             NotSupported: A source has no energy.

@@ -140,6 +140,10 @@ class Domain(str, Enum):
     """The limit in force, mW."""
 
 
+PAUSE = 2
+"""What marks a window as a pause, see `GetWindows.windows`."""
+
+
 class GetWindows(_Request):
     """Energy between pairs of instants.
 
@@ -150,8 +154,9 @@ class GetWindows(_Request):
     sources: Sources
     windows: Annotated[list[Nanoseconds], Field(max_length=3 * MAX_WINDOWS)] = []
     """Three numbers for each window: beginning and end (CLOCK_MONOTONIC), and 1 if the GPU had no
-    other work just before and after, as after a synchronization, else 0. Empty: checks only whether
-    windows can be computed."""
+    other work just before and after, as after a synchronization, else 0. Or 2: a pause, in which
+    the GPU had nothing to do, so that the others around it are no less certain for it; its energy
+    is null. Empty: checks only whether windows can be computed."""
 
     @field_validator("windows")
     @classmethod

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BATCH = 256
-"""Maximum number of windows in one look-up."""
+BATCH, MAX_PAUSES = 192, 64
+"""Maximum number of windows, and of pauses, in one look-up: together they fit into one message."""
 
 BEHIND_S, RETRY_S, PACE_S = 2.0, 0.25, 0.1
 """Interval at which the thread looks for unread windows, at which it retries if there was no
@@ -57,9 +58,24 @@ looked up again: after a short failure, the counter includes it."""
 MAX_READS = 1_000
 """Number of newest reads of which the thread, begin and end are kept."""
 
+LONGEST_READ_NS = 1_000_000_000
+"""As long as this is a read that has not ended: none takes longer."""
+
+AROUND_NS = 2_000_000_000
+"""How far from a window the work around it matters for its uncertainty, at most."""
+
 MAX_PENDING = 100_000
 """Maximum number of windows waiting to be looked up or reported while zeusd is down; beyond it, the
 oldest are looked up only when they are read, and reported without their energy."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """A thread's wait for an energy, in ns of CLOCK_MONOTONIC."""
+
+    thread: int
+    begin_ns: int
+    end_ns: int
 
 
 class WindowLookup:
@@ -108,7 +124,7 @@ class WindowLookup:
         self._finishes = False  # at the end of the process
         self._wanted_ns = 0
         self._outage: ZeusBaseError | None = None
-        self._reads: deque[tuple[int, int, int]] = deque(maxlen=MAX_READS)
+        self._reads: deque[_Read] = deque(maxlen=MAX_READS)
 
     def check(self) -> None:
         """Makes zeusd sample these devices.
@@ -173,11 +189,13 @@ class WindowLookup:
         until_ns = max(pending.end_ns, began_ns - TICK_NS)
         with self._guard:
             others = [one for one in self._take(until_ns, BATCH) if one is not wanted]
+        read = _Read(threading.get_ident(), began_ns, began_ns + LONGEST_READ_NS)
+        self._reads.append(read)
         try:
             with _waits_for(pending.end_ns):
                 self._look_up([wanted, *others])
         finally:
-            self._reads.append((threading.get_ident(), began_ns, self.clock_ns()))
+            read.end_ns = self.clock_ns()
         if pending.error is not None and wanted._pending is not None:
             raise pending.error
 
@@ -188,19 +206,24 @@ class WindowLookup:
         if self._client is None:
             return []
         _divided.add(self._client)
-        thread, begin_ns, end_ns = pending.thread, pending.begin_ns, pending.end_ns
-        reads = sorted(
-            (begun_ns, ended_ns)
-            for lookup in list(_instances)
-            if lookup._client is self._client
-            for reader, begun_ns, ended_ns in list(lookup._reads)
-            if reader == thread and begin_ns <= begun_ns and ended_ns <= end_ns
-        )
+        begin_ns, end_ns = pending.begin_ns, pending.end_ns
+        waits = self._waits(pending.thread, begin_ns, end_ns)
+        reads = sorted((b, e) for b, e in waits if begin_ns <= b and e <= end_ns)
         if not reads:
             return []
         begins, ends = [begin_ns, *(e for _, e in reads)], [*(b for b, _ in reads), end_ns]
         spans = [(b, e) for b, e in zip(begins, ends, strict=True) if b < e]
         return [self.ended(pending.key, b, e, aligned=True) for b, e in spans]
+
+    def _waits(self, thread: int, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """When a thread has waited for energies within a span."""
+        return [
+            (read.begin_ns, read.end_ns)
+            for lookup in list(_instances)
+            if lookup._client is self._client
+            for read in list(lookup._reads)
+            if read.thread == thread and read.begin_ns < end_ns and begin_ns < read.end_ns
+        ]
 
     def as_known(self, wanted: Measurement) -> Measurement:
         """Returns a measurement with its energy, or `nan` for unknown energies.
@@ -353,7 +376,8 @@ class WindowLookup:
         # Another thread may look one of them up meanwhile.
         pairs = [(one, one._pending) for one in batch]
         waiting = [(one, pending) for one, pending in pairs if pending is not None]
-        windows = [(pending.begin_ns, pending.end_ns, pending.aligned) for _, pending in waiting]
+        windows = [(one.begin_ns, one.end_ns, int(one.aligned)) for _, one in waiting]
+        windows += self._pauses([one for _, one in waiting])
         try:
             found, failed = self._ask(windows, self._sources)
         except ZeusBaseError as error:
@@ -376,6 +400,20 @@ class WindowLookup:
             if not pending.settled:
                 again.append(measurement)
         self._requeue(again)
+
+    def _pauses(self, windows: list[EndedWindow]) -> list[tuple[int, int, int]]:
+        """When the thread of these windows waited around them, and so the GPU had nothing to do,
+        where windows are divided by that.
+        """
+        threads = {one.thread for one in windows}
+        if self._client not in _divided or len(threads) != 1:
+            return []
+        first_ns = min(one.begin_ns for one in windows) - AROUND_NS
+        last_ns = max(one.end_ns for one in windows) + AROUND_NS
+        waits = self._waits(threads.pop(), first_ns, last_ns)[-MAX_PAUSES:]
+        from zeus_ipc.requests import PAUSE  # the client has imported it
+
+        return [(begin_ns, end_ns, PAUSE) for begin_ns, end_ns in waits]
 
     def _measured(
         self, window: Measurement, found: dict[str, WindowEnergies], position: int
@@ -403,7 +441,7 @@ class WindowLookup:
         return Measurement(window.time, gpu, cpu, dram, None, uncertainty)
 
     def _ask(
-        self, windows: list[tuple[int, int, bool]], sources: list[str]
+        self, windows: list[tuple[int, int, int]], sources: list[str]
     ) -> tuple[dict[str, WindowEnergies], ZeusBaseError | None]:
         """Returns the energies of the sources that can be read, and the error of the others.
 

@@ -12,9 +12,9 @@ it, and the energy of its neighbours is subtracted from the ticks that it shares
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator
-from operator import sub
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from operator import itemgetter, sub
 from typing import NamedTuple
 
 from zeusd.energy.history import History, Rows
@@ -59,6 +59,9 @@ FLOOR = 0.02
 
 STEADY = 0.001
 """Smallest error as a share of the energy over any time."""
+
+
+_begin, _end = itemgetter(0), itemgetter(1)  # of a pause
 
 
 class Energy(NamedTuple):
@@ -175,6 +178,7 @@ class EnergyCurve:
         end_ns: int,
         aligned: bool,
         joins: tuple[bool, bool] = (False, False),
+        pauses: Sequence[tuple[int, int]] = (),
     ) -> Energy:
         """Energy between two instants.
 
@@ -185,6 +189,8 @@ class EnergyCurve:
                 and just after the second.
             joins: Whether another window ends at the first, and whether one begins at the second:
                 then the GPU works on there.
+            pauses: Spans in which the GPU is known to have had nothing to do, in order. Those
+                around an aligned window say nothing about its work.
         """
         if end_ns <= begin_ns:
             return Energy(0, 0)
@@ -192,7 +198,7 @@ class EnergyCurve:
         first = bisect_left(h.t_ns, begin_ns)
         if first > NEAR:
             last = bisect_left(h.t_ns, end_ns, first)
-            return self._around(h, begin_ns, end_ns, first, last, aligned, joins)
+            return self._beside(h, begin_ns, end_ns, first, last, aligned, joins, pauses)
         first, start, end = self._place(begin_ns)
         last = self._h.t_ns.first_at_least(end_ns, first, end)  # covers the end; may be `end`
         if first == start or end - start < 2:
@@ -210,7 +216,27 @@ class EnergyCurve:
         else:
             h = self._h.rows(oldest, min(end, last + NEAR))
             last -= oldest
-        return self._around(h, begin_ns, end_ns, first - oldest, last, aligned, joins)
+        return self._beside(h, begin_ns, end_ns, first - oldest, last, aligned, joins, pauses)
+
+    def _beside(
+        self,
+        h: Rows,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        aligned: bool,
+        joins: tuple[bool, bool],
+        pauses: Sequence[tuple[int, int]],
+    ) -> Energy:
+        """Energy between two instants, with the ticks in pauses or without: the more certain."""
+        found = self._around(h, begin_ns, end_ns, first, last, aligned, joins)
+        work = self._at_work(h, begin_ns, end_ns, pauses) if aligned and pauses else h
+        if work is h:
+            return found
+        first, last = bisect_left(work.t_ns, begin_ns), bisect_left(work.t_ns, end_ns)
+        other = self._around(work, begin_ns, end_ns, first, last, aligned, joins)
+        return min(found, other, key=itemgetter(1))
 
     def _around(
         self,
@@ -342,7 +368,8 @@ class EnergyCurve:
         if not joins[0] and self._contrast(before_mw, head_mw):
             snapped = True
             from_ns = h.t_ns[inner] - self._seen_ns(h, inner)
-            energy_uj -= self.energy_uj(from_ns) - self.energy_uj(begin_ns)
+            whole = bisect_left(h.t_ns, from_ns)
+            energy_uj -= self._energy_uj(h, from_ns, whole) - self._energy_uj(h, begin_ns, first)
             if self._partial or before_mw > head_mw or inner == first:
                 energy_uj += self._joules(head_mw, from_ns - begin_ns)
             else:
@@ -355,7 +382,7 @@ class EnergyCurve:
         if not joins[1] and self._contrast(other_mw, tail_mw):
             snapped = True
             until_ns = h.t_ns[outer]
-            energy_uj -= self.energy_uj(end_ns) - self.energy_uj(until_ns)
+            energy_uj -= self._energy_uj(h, end_ns, last) - h.energy_uj[outer]
             if self._partial or other_mw > tail_mw or last in (outer, len(h.t_ns)):
                 energy_uj += self._joules(tail_mw, end_ns - until_ns)
             else:
@@ -478,6 +505,41 @@ class EnergyCurve:
         if last >= end:  # the tick that shows it is not there
             parts.append(0.3 * level_mw * min(span_ns, end_ns - h.t_ns[end - 1]))
         return math.hypot(*parts) / MS
+
+    def _at_work(
+        self, h: Rows, begin_ns: int, end_ns: int, pauses: Sequence[tuple[int, int]]
+    ) -> Rows:
+        """The ticks as if the work of a window had gone on in the pauses around it: without those
+        that have a reading in a pause, if another reading is inside the window."""
+        paused = set[int]()
+        earliest = bisect_left(pauses, h.t_ns[0], key=_end)
+        for from_ns, until_ns in pauses[earliest : bisect_left(pauses, h.t_ns[-1], key=_begin)]:
+            if from_ns < end_ns and begin_ns < until_ns:
+                continue  # it is part of the window
+            number = max(1, bisect_left(h.t_ns, from_ns))
+            while number < len(h.t_ns) and h.t_ns[number] - self._seen_ns(h, number) < until_ns:
+                paused.add(number)
+                number += 1
+        within = range(max(1, bisect_left(h.t_ns, begin_ns)), bisect_right(h.t_ns, end_ns))
+        whole = (n for n in within if h.t_ns[n] - self._seen_ns(h, n) >= begin_ns)
+        if not paused or paused.issuperset(whole):
+            return h
+        rows = [(h.t_ns[0], h.energy_uj[0], h.level_mw[0], h.power_mw[0])]
+        for number in range(1, len(h.t_ns)):
+            t_ns, energy_uj, level_mw = h.t_ns[number], h.energy_uj[number], h.level_mw[number]
+            last_ns, last_uj, last_mw, _ = rows[-1]
+            if number in paused:
+                if number < len(h.t_ns) - 1:
+                    continue
+                level_mw = last_mw
+            if paused.isdisjoint((number - 1, number)):
+                energy_uj += last_uj - h.energy_uj[number - 1]
+            else:
+                seen_ns = self._seen_ns(h, number) if self._partial else t_ns - last_ns
+                energy_uj = last_uj + self._joules(level_mw, seen_ns)
+                energy_uj += self._joules((last_mw + level_mw) // 2, t_ns - last_ns - seen_ns)
+            rows.append((t_ns, energy_uj, level_mw, h.power_mw[number]))
+        return Rows(*map(list, zip(*rows, strict=True)))
 
     def _stamp_mwns(
         self,

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Timeline, WindowEnergies
-from zeus_ipc.requests import GetTimeline
+from zeus_ipc.requests import PAUSE, GetTimeline
 from zeusd.core.model import Failure, device_failure
 from zeusd.core.outbox import Deadlines
 from zeusd.devices.port import DeviceError
@@ -64,23 +64,27 @@ STALE_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class WindowsQuery:
-    """Query for the energy of windows: start and end, ns, and whether they are aligned with
-    work."""
+    """Query for the energy of windows: start and end, ns, and what they are, see `GetWindows`."""
 
     windows: tuple[tuple[int, int, int], ...]
 
     @property
     def until_ns(self) -> int:
         """The latest end."""
-        return max((end_ns for _, end_ns, _ in self.windows), default=0)
+        return max((end_ns for _, end_ns, kind in self.windows if kind != PAUSE), default=0)
+
+    @cached_property
+    def pauses(self) -> list[tuple[int, int]]:
+        """Spans in which the GPU had nothing to do, in order."""
+        return sorted((begin, end) for begin, end, kind in self.windows if kind == PAUSE)
 
     @cached_property
     def joins(self) -> list[tuple[bool, bool]]:
         """Of each window, whether another one ends where it begins, or begins where it ends."""
         if len(self.windows) == 1:
             return [(False, False)]
-        begins = sorted(begin_ns for begin_ns, _, _ in self.windows)
-        ends = sorted(end_ns for _, end_ns, _ in self.windows)
+        begins = sorted(begin_ns for begin_ns, _, kind in self.windows if kind != PAUSE)
+        ends = sorted(end_ns for _, end_ns, kind in self.windows if kind != PAUSE)
         return [
             (_near(ends, begin_ns), _near(begins, end_ns)) for begin_ns, end_ns, _ in self.windows
         ]
@@ -311,13 +315,13 @@ def _windows(
     period_ns = source.period_ns
     begins_ns = (history.begins_ns or 0) - period_ns
     curve, aligns = source.curve, source.aligns
-    for (begin_ns, end_ns, aligned), joins in zip(query.windows, query.joins, strict=True):
+    for (begin_ns, end_ns, kind), joins in zip(query.windows, query.joins, strict=True):
         yield
-        if begin_ns < begins_ns:
+        if begin_ns < begins_ns or kind == PAUSE:
             energies.append(None)
             uncertainties.append(0)
             continue
-        energy = curve.window(begin_ns, end_ns, bool(aligned) and aligns, joins)
+        energy = curve.window(begin_ns, end_ns, bool(kind) and aligns, joins, query.pauses)
         energies.append(energy.energy_uj)
         uncertainties.append(energy.uncertainty_uj)
     return WindowEnergies(

@@ -766,6 +766,7 @@ def test_other_uses_of_its_monitor_do_not_disturb_a_search(
     is in no measurement.
     """
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("zeus.monitor.energy.synchronize", lambda *given: True)  # as `work.wait`
     taken: dict[str, tuple[int, int]] = {}
     costs: dict[str, dict[float, tuple[float, float]]] = {}
     for beside in ("nothing", "windows", "callback", "reads", "reads each"):
@@ -806,4 +807,4 @@ def test_other_uses_of_its_monitor_do_not_disturb_a_search(
                 costs[beside][limit], costs["nothing"][limit], (0.005, 0.03), strict=True
             ):
                 assert found == pytest.approx(alone, rel=error), (beside, limit)
-    assert taken["reads"][0] < 300, "alone, it is 90 to 240 by the noise of the sensors"
+        assert taken[beside][0] < 1.6 * taken["nothing"][0], "alone, it is 90 to 140"

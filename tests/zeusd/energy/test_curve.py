@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.accuracy import BURSTS, LOADS, RHYTHM, Bench, sweep
+from benchmarks.accuracy import BURSTS, LOADS, RHYTHM, Bench, Window, sweep
 from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import EnergyCurve
@@ -319,3 +319,39 @@ def test_an_idle_gpu_has_no_pauses(device: str, most: float) -> None:
         bench.look_up(bench.end(window))
         assert window.covered
         assert window.uncertainty_j < most * window.truth_j
+
+
+@pytest.mark.parametrize(
+    ("device", "share"),
+    [("a100-sxm-80", 0.6), ("v100-pcie", 0.6), ("p100", 0.6), ("h100-sxm", 0.9), ("a40", 1.001)],
+)
+def test_pauses_that_are_known_make_windows_beside_them_less_uncertain(
+    device: str, share: float
+) -> None:
+    """Training whose program reads an energy after each fourth step, and so pauses."""
+    bench = Bench(device, 1)
+    pauses: list[tuple[int, int]] = []
+    found: list[Window] = []
+    otherwise_j = 0.0
+    for _ in range(20):
+        bench.draw(0.85 * bench.limit_w)
+        steps = [bench.begin(aligned=True)]
+        for _ in range(4):
+            bench.run(0.25)
+            bench.end(steps[-1])
+            steps.append(bench.begin(aligned=True))
+        bench.draw(bench.idle_w)
+        pauses.append((bench.clock(), bench.clock() + 1_000 * MS))  # it goes on
+        for window in steps[:4]:
+            bench.look_up(window)
+            otherwise_j += window.uncertainty_j
+            energy = bench.channel.curve.window(window.begin_ns, window.end_ns, True, pauses=pauses)
+            window.energy_j, window.uncertainty_j = (
+                energy.energy_uj / 1e6,
+                energy.uncertainty_uj / 1e6,
+            )
+            found.append(window)
+        pauses[-1] = pauses[-1][0], bench.clock()
+    known = found[20:]  # the sensor's ticks have been found
+    assert sum(window.covered for window in known) >= 0.95 * len(known)
+    assert sum(window.uncertainty_j for window in found) < share * otherwise_j

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import WindowEnergies
+from zeus_ipc.requests import PAUSE
 from zeusd.core.model import Failure
 from zeusd.energy.curve import Energy, EnergyCurve
 from zeusd.energy.history import SIZE, History
@@ -302,9 +303,11 @@ def test_windows_that_follow_each_other_are_looked_up_as_such() -> None:
             end_ns: int,
             aligned: bool,
             joins: tuple[bool, bool] = (False, False),
+            pauses: Sequence[tuple[int, int]] = (),
         ) -> Energy:
             joined.append(joins)
-            return super().window(begin_ns, end_ns, aligned, joins)
+            assert pauses == [(apart - pause, apart), (apart + step, BEGIN_NS * 2)]
+            return super().window(begin_ns, end_ns, aligned, joins, pauses)
 
     class Noted(Device):
         @property
@@ -318,7 +321,12 @@ def test_windows_that_follow_each_other_are_looked_up_as_such() -> None:
         (start + step, start + 2 * step, 1),
         (start, start + step, 1),
         (apart, apart + step, 1),
+        (apart + step, BEGIN_NS * 2, PAUSE),  # it is not waited for, and joins nothing
+        (apart - pause, apart, PAUSE),
     )
     scene.historian.submit(LookUp(("GPU-0",), WindowsQuery(windows), scene.done.append))
     scene.settle()
+    found = scene.done[0].results["GPU-0"]
+    assert isinstance(found, WindowEnergies)
+    assert [one is None for one in found.energy_uj] == [False, False, False, True, True]
     assert joined == [(True, False), (False, True), (False, False)]
