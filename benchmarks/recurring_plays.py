@@ -387,9 +387,9 @@ class Capped:
             dict(row) for row in records(power_trace(gpu)) if int(row["power_limit"]) <= most
         ]
 
-    def to_dict(self, orient: str) -> list[dict[str, str]]:
-        """Its rows."""
-        return [dict(row) for row in self._rows]
+    def to_dict(self, orient: str) -> dict[str, list[str]]:
+        """Its columns."""
+        return {name: [row[name] for row in self._rows] for name in self._rows[0]}
 
 
 def play_transfer(task: tuple[int, str, bool, int, bool]) -> float:
