@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LATE_S = 2.0
-"""A device whose newest tick is older than this is not being sampled."""
-
 _LISTED = 16
 """GPUs in one request."""
 
@@ -67,9 +64,10 @@ def fault(name: str, found: str, remedy: str) -> Check:
 def of_node(client: Client, node: NodeInfo) -> Iterator[Check]:
     """Runs the checks of a zeusd that answers, and of its GPUs."""
     yield _version(node)
+    index = {gpu.uuid: gpu.index for gpu in node.gpus}
     for one in node.problems:
         since = duration(seconds_since(one.since_ns))
-        yield fault(one.part, f"{one.cause}, for {since}", f"`{one.command}`")
+        yield fault(one.part, f"{named(one.cause, index)}, for {since}", f"`{one.command}`")
     yield _gpus(node)
     checks: tuple[Callable[[Client, NodeInfo], Check], ...] = (
         _policy,
@@ -102,9 +100,6 @@ def _gpus(node: NodeInfo) -> Check:
     if node.quiesced_ns is not None:
         since = duration(seconds_since(node.quiesced_ns))
         return fault("GPUs", f"zeusd is quiesced, since {since}", "`zeusctl resume`")
-    if node.unusable:
-        remedy = "see the kernel log (Xid); a reset or a reboot may help"
-        return fault("GPUs", "; ".join(node.unusable), remedy)
     if not node.gpus:
         return fault(
             "GPUs",
@@ -147,32 +142,15 @@ def _policy(client: Client, node: NodeInfo) -> Check:
 
 
 def _sampling(client: Client, node: NodeInfo) -> Check:
-    metrics = client.metrics()
-    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in node.gpus}
-    late = []
-    for source in metrics.sources:
-        age_s = (metrics.t_ns - source.t_ns) / 1e9
-        if age_s > LATE_S + 10 * source.tick_ns / 1e9:
-            late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
-    seen = {source.source for source in metrics.sources}
-    blind = [gpu for gpu in node.gpus if gpu.uuid not in seen and not gpu.has_sensor]
-    seen.update(gpu.uuid for gpu in blind)
-    if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has only just started
-        late += [name for uuid, name in names.items() if uuid not in seen]
     if node.quiesced_ns is not None:
         return note("sampling", "paused while zeusd is quiesced")
-    if late:
-        return fault(
-            "sampling",
-            f"no new samples of {', '.join(late)}",
-            "see `nvidia-smi` and the kernel log; zeusd keeps retrying",
-        )
-    if not metrics.sources:
-        return note("sampling", "no sensors to sample")
-    found = f"{count(len(metrics.sources), 'device')} sampled"
-    for gpu in blind:
-        found += f"; GPU {gpu.index} ({gpu.name}) has no sensor of energy or power"
-    return ok("sampling", found)
+    known = {source.source for source in client.metrics().sources}
+    sampled = known - {problem.source for problem in node.problems}
+    found = f"{count(len(sampled), 'device')} sampled"
+    for gpu in node.gpus:
+        if gpu.uuid not in known and not gpu.has_sensor:
+            found += f"; GPU {gpu.index} ({gpu.name}) has no sensor of energy or power"
+    return ok("sampling", found) if sampled else note("sampling", found)
 
 
 def _users(client: Client, node: NodeInfo) -> Check:
@@ -187,12 +165,9 @@ def _users(client: Client, node: NodeInfo) -> Check:
             "use fewer or slower clients, or raise [server] requests_per_second in zeusd.toml",
         )
     if hostile:
-        names = ", ".join(user_name(user.uid) for user in hostile)
-        return note(
-            "users",
-            f"connections of {names} were refused or broke the protocol since zeusd started",
-            "zeusd's log says why, once a minute",
-        )
+        reasons = [f"user {user_name(user.uid)} {user.reason}" for user in hostile]
+        found = f"connections were closed since zeusd started: {'; '.join(reasons)}"
+        return note("users", found, "zeusd's log has more, once a minute")
     return ok("users", "no user was refused or rate-limited")
 
 
@@ -281,20 +256,14 @@ def each_of(
 def read_states(
     client: Client, gpus: Sequence[GpuInfo]
 ) -> tuple[dict[str, GpuState], dict[str, str]]:
-    """Returns the present state of GPUs, and why some could not be read; both by UUID. For a GPU
-    that the driver has lost, zeusd's reply is empty.
-    """
+    """Returns the present state of GPUs, and why some could not be read; both by UUID."""
     states, failed = each_of(client.state, [gpu.uuid for gpu in gpus])
     errors = {uuid: error.message for uuid, error in failed.items()}
-    for uuid in [uuid for uuid, state in states.items() if not _answers(state)]:
-        del states[uuid]
-        errors[uuid] = "it does not answer any request; see nvidia-smi and the kernel log"
+    for uuid, state in [*states.items()]:
+        if state.failure is not None:
+            del states[uuid]
+            errors[uuid] = f"it does not answer any request: {state.failure}"
     return states, errors
-
-
-def _answers(state: GpuState) -> bool:
-    readings = (state.power_mw, state.power_limit_mw, state.temperature_c, state.gpu_clock_mhz)
-    return any(reading is not None for reading in readings)
 
 
 def on_the_bus(root: str = "/") -> dict[str, int | None]:

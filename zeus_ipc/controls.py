@@ -13,6 +13,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
+from zeus_ipc.parsing import plain_number
+
 ControlValue: TypeAlias = tuple[int, ...]
 """A control's value, in a form that compares, sorts and journals; see `ControlSpec.shape`."""
 
@@ -228,9 +230,8 @@ class ControlSpec:
             word = word.removesuffix(unit).strip()
         parts = word.replace("-", ",").split(",") if self.shape == "range" else [word]
         try:
-            numbers = [float(part) for part in parts]
-            value = tuple(round(number * self.scale) for number in numbers)
-        except (ValueError, OverflowError):
+            value = tuple(round(plain_number(part.strip()) * self.scale) for part in parts)
+        except ValueError:
             raise ValueError(hint) from None
         if self.shape == "range" and len(value) == 1:
             value *= 2

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.overriding import override
+from zeus_ipc.parsing import Malformed, plain_number
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic for type checkers only, in older releases
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,15 +36,37 @@ def one_sentence() -> Iterator[None]:
         ) from None
 
 
-class Number(click.FloatRange):
-    """A finite number within a range; click's own accepts NaN."""
+class _Plain(ParamType):
+    """A number as people write it; click's own accept `nan` and `1_0`."""
 
     @override
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number", param, ctx)
-        return number
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            plain_number(value if isinstance(value, str) else "0")
+        except Malformed as error:
+            self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Number(_Plain, click.FloatRange):
+    """A number within a range."""
+
+
+class Whole(_Plain, click.IntRange):
+    """A whole number within a range."""
+
+
+class _AnyNumber(_Plain, click.types.FloatParamType):
+    pass
+
+
+class _AnyWhole(_Plain, click.types.IntParamType):
+    pass
+
+
+NUMBER, WHOLE = _AnyNumber(), _AnyWhole()
+PLAIN: dict[Any, Any] = {float: NUMBER, int: WHOLE}
+"""What takes the place of Python's types, as the type of an option."""
 
 
 class _Path(click.Path):
@@ -75,7 +102,7 @@ def option(
     if kind is bool:
         more["is_flag"] = True
     else:
-        more["type"] = click.Choice(kind) if isinstance(kind, tuple) else kind
+        more["type"] = click.Choice(kind) if isinstance(kind, tuple) else PLAIN.get(kind, kind)
     if default is not None:
         more |= {"default": default, "show_default": default != ""}
     return click.option(*names.split(), help=text, **more)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -24,6 +25,20 @@ MAX_DEPTH = 16
 
 class Malformed(ValueError):
     """Data from outside that cannot be used; the text is a clause that says why."""
+
+
+_PLAIN = re.compile(r"-?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})")
+
+
+def plain_number(text: str) -> float:
+    """Parses a number that a person wrote: decimal digits, and nothing else that Python accepts.
+
+    Raises:
+        Malformed: It is something else, such as `1_5_0`, `nan` or `1e400`.
+    """
+    if _PLAIN.fullmatch(text) is None:
+        raise Malformed(f"{text:.40} is not a finite number in decimal digits")
+    return float(text)
 
 
 def _integer(text: str) -> int:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.text import duration, number, quantity_text, seconds_since
+from zeus_ipc.users import named
 from zeusctl.columns import Columns, Entity, column, columns_of
 from zeusctl.text import reasons, shorten, style, user_name
 
 if TYPE_CHECKING:
-    from zeus_ipc.replies import GpuInfo, GpuState
+    from zeus_ipc.replies import GpuInfo, GpuState, NodeInfo
 
 Value = float | bool | list[float] | list[str]
 """What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), a switch, or names
@@ -652,7 +653,9 @@ class Problem(Entity):
     """What keeps zeusd from working fully."""
 
     part: str
-    """driver, journal or ledger."""
+    """driver, gpu, sampling, journal or ledger."""
+    source: str
+    """The device: a GPU's UUID, `cpu:0`; empty: all, or one whose name is not known."""
     code: str
     """Of the driver or the system; empty: there is none."""
     cause: str
@@ -660,6 +663,12 @@ class Problem(Entity):
     """How long ago it began."""
     command: str
     """What to run next."""
+
+
+def problems_of(node: NodeInfo) -> list[Problem]:
+    """What does not work; causes name GPUs by their index."""
+    index = {gpu.uuid: gpu.index for gpu in node.gpus}
+    return [Problem.of(one, cause=named(one.cause, index)) for one in node.problems]
 
 
 class Node(Entity):
@@ -679,9 +688,7 @@ class Node(Entity):
     """Controls that could not be restored yet."""
     findings: list[str]
     """Rules of zeusd.toml that have no effect on this node, and why."""
-    problems: list[Problem] = column(source=lambda node: [Problem.of(one) for one in node.problems])
-    unusable: list[str]
-    """A sentence for each GPU that zeusd cannot use."""
+    problems: list[Problem] = column(source=problems_of)
 
 
 def _what(event: Event) -> str:

@@ -82,6 +82,8 @@ class ProcessesReport(Report, name="processes"):
     """`zeusctl processes`."""
 
     processes: list[Process]
+    errors: list[str]
+    """Why those of other GPUs cannot be listed."""
 
 
 class LeasesReport(Report, name="leases"):

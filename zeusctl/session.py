@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,18 +33,30 @@ TIMEOUT_S = 10.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def select(text: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
+@dataclass(frozen=True)
+class PastGpu:
+    """A GPU that zeusd does not find, but that a history has."""
+
+    uuid: str
+    index: int = -1
+    pci_address: str = ""
+
+
+G = TypeVar("G", bound="GpuInfo | PastGpu")
+
+
+def select(text: str, gpus: Sequence[G]) -> list[G]:
     """Returns the GPUs that a text names, in the node's order, each once.
 
     Raises:
         CommandError: It names a GPU that does not exist, or none.
     """
-    chosen: list[GpuInfo] = []
+    chosen: list[G] = []
     for part in text.split(","):
         part = part.strip()
         found = _find(part, gpus)
         if not found:
-            there = ", ".join(str(gpu.index) for gpu in gpus) or "none"
+            there = ", ".join(str(gpu.index) for gpu in gpus if gpu.index >= 0) or "none"
             raise CommandError(
                 f"there is no GPU {part!r} here; name one of {there}, a range such as "
                 "0-3, a UUID, or all",
@@ -54,7 +67,7 @@ def select(text: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
     return [gpu for gpu in gpus if gpu in chosen]
 
 
-def _find(part: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
+def _find(part: str, gpus: Sequence[G]) -> list[G]:
     if part == "all":
         return list(gpus)
     wanted = indices(part)
@@ -136,9 +149,18 @@ class Session:
         """The same for verbs that only read: all GPUs may be none."""
         return list(self.node.gpus) if selection == "all" else self.gpus(selection)
 
-    def uuids(self, selection: str) -> list[str]:
-        """UUIDs of the GPUs that the user names; empty: all, also those that are missing."""
-        return [] if selection == "all" else [gpu.uuid for gpu in self.gpus(selection)]
+    def uuids(self, selection: str, past: Iterable[str | None] = ()) -> list[str]:
+        """UUIDs of the GPUs that the user names, also of those that only a history has, if it is
+        given; empty: all.
+        """
+        if selection == "all":
+            return []
+        gone = {*past} - {gpu.uuid for gpu in self.node.gpus}
+        if selection == "slurm" or not gone:
+            return [gpu.uuid for gpu in self.gpus(selection)]
+        there: list[GpuInfo | PastGpu] = [*self.node.gpus]
+        there += [PastGpu(uuid) for uuid in gone if uuid is not None]
+        return [gpu.uuid for gpu in select(selection, there)]
 
     def slurm_parts(self, shares: bool = True) -> list[Part]:
         """Returns what the Slurm job of this Prolog or Epilog has of the node's GPUs.

@@ -68,17 +68,17 @@ def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> l
 
 def process_reports(
     client: Client, gpus: Sequence[GpuInfo], leases: Sequence[Lease]
-) -> list[Process]:
-    """Returns the processes of GPUs, in their order, with their leases. GPUs that do not answer
-    have none.
-    """
-    listed, _ = each_of(client.processes, [gpu.uuid for gpu in gpus])
+) -> tuple[list[Process], list[str]]:
+    """Returns the processes of GPUs, in their order, with their leases; and why those of others
+    cannot be listed."""
+    listed, failed = each_of(client.processes, [gpu.uuid for gpu in gpus])
+    indices = {gpu.uuid: gpu.index for gpu in gpus}
     return [
         Process.of(one, gpu=gpu.index, uuid=gpu.uuid, leases=_held_by(one.pid, gpu.uuid, leases))
         for gpu in gpus
         if gpu.uuid in listed
         for one in listed[gpu.uuid].processes
-    ]
+    ], [named(error.message, indices) for error in failed.values()]
 
 
 def _held_by(pid: int | None, uuid: str, leases: Sequence[Lease]) -> list[str]:

@@ -52,7 +52,8 @@ def told(daemon: RunningDaemon, part: str) -> dict[str, Any]:
         for sample in family.samples
         if sample.name == "zeusd_problem_seconds" and sample.labels["part"] == part
     ]
-    assert metric.labels == {name: found[name] for name in ("part", "code", "cause", "command")}
+    for name in ("part", "code", "cause", "command"):
+        assert metric.labels[name] == found[name]
     assert metric.value >= found["since_s"]
     result: dict[str, Any] = found
     return result
@@ -110,6 +111,56 @@ def test_a_driver_that_does_not_come_back_stays_a_problem(
         assert (found["code"], found["command"]) == ("9", "sudo modprobe nvidia")
         double.node.init_code = 0
         wait_for(lambda: healthy(client, 1), "the driver")
+
+
+LOST = "the GPU has fallen off the bus (NVML 15)"
+
+
+def test_why_a_gpu_is_not_sampled(nvml_double: MakeDouble) -> None:
+    """It is lost, or a call to its driver does not return."""
+    double = nvml_double([{}, {}], privilege=ALWAYS)
+    arguments = ("--nvml-library", str(double.library))
+    with (
+        running_daemon(*arguments, gpus=2, env=double.env) as daemon,
+        daemon.client() as client,
+    ):
+        double.inject(1, "*", 15)
+        wait_for(lambda: client.node().problems, "the lack of samples")
+        found = told(daemon, "sampling")
+        assert (found["source"], found["code"]) == (double.uuid(1), "15")
+        assert found["cause"] == f"no new samples of GPU 1: {LOST}"
+        assert 2 <= found["since_s"] < 60
+        assert f"GPU 1: it does not answer any request: {LOST}" in says(daemon, "zeusctl", "status")
+        double.clear_faults()
+        wait_for(lambda: not client.node().problems, "the samples")
+        double.inject(1, "*", delay_ms=600_000)
+        wait_for(lambda: client.node().problems, "the lack of samples")
+        assert client.node().problems[0].cause.endswith("a call to the driver does not return")
+        double.clear_faults()
+        wait_for(lambda: not client.node().problems, "the samples")
+
+
+def test_a_gpu_that_cannot_be_used_is_a_problem_until_it_can(nvml_double: MakeDouble) -> None:
+    """At the start, and where it is missing after `resume`."""
+    double = nvml_double([{}, {}], privilege=ALWAYS)
+    double.inject(1, "nvmlDeviceGetHandleByIndex_v2", 15)
+    arguments = ("--nvml-library", str(double.library))
+    with (
+        running_daemon(*arguments, gpus=1, env=double.env) as daemon,
+        daemon.client() as client,
+    ):
+        assert told(daemon, "gpu")["cause"].endswith(LOST)
+        double.clear_faults()
+        wait_for(lambda: len(client.node().gpus) == 2, "the other GPU")
+        assert client.node().problems == []
+        client.quiesce()
+        double.node.count = 1
+        client.resume()
+        assert told(daemon, "gpu")["cause"] == "GPU 1 was not found again"
+        client.quiesce()
+        double.node.count = 2
+        client.resume()
+        assert client.node().problems == []
 
 
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from zeus.optimizer.pipeline_frequency.command import main as pipeline
 from zeus.serving.command import main as serving
 from zeus.simulate.command import main as simulate
 from zeus_fleet.commands import main as fleet
-from zeus_ipc.options import FILE, FOLDER, OUTPUT, Number
+from zeus_ipc.options import FILE, FOLDER, OUTPUT, Number, Whole
 from zeusctl.cli import cli as zeusctl
 
 
 @click.command()
 @click.option("--every", type=Number(0.1))
+@click.option("--times", type=Whole(1))
 @click.option("--file", type=FILE)
 @click.option("--output", type=OUTPUT)
 @click.option("--folder", type=FOLDER)
@@ -32,6 +33,12 @@ def command(**options: Any) -> None:
         ("--every", "nan", "nan is not a finite number"),
         ("--every", "inf", "inf is not a finite number"),
         ("--every", "0", "0"),
+        ("--every", "1_0", "1_0 is not a finite number in decimal digits"),
+        ("--every", "\uff11", "is not a finite number in decimal digits"),
+        ("--every", "1e400", "is not a finite number in decimal digits"),
+        ("--times", "1_0", "1_0 is not a finite number in decimal digits"),
+        ("--times", "1.5", "1.5"),
+        ("--times", "0", "0"),
         ("--file", "", "'' names no file"),
         ("--file", "-", "write ./- for one named -"),
         ("--output", "", "'' names no file"),
@@ -48,6 +55,7 @@ def test_a_value_without_a_meaning_is_wrong_usage(option: str, value: str, words
     ("option", "value", "given"),
     [
         ("--every", "0.5", 0.5),
+        ("--times", "20", 20),
         ("--file", "./-", Path("./-")),
         ("--output", "x", Path("x")),
         ("--output", "-", None),  # as without the option: standard output
@@ -69,10 +77,13 @@ def parameters(command: click.Command, path: str) -> Iterator[tuple[str, click.P
             yield from parameters(verb, f"{path} {name}")
 
 
+NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
+
+
 @pytest.mark.parametrize("root", [zeusctl, fleet, serving, simulate, pipeline])
 def test_every_command_line_uses_these_types(root: click.Command) -> None:
-    """Click's own take NaN and an empty path; a path that must exist is never empty."""
+    """Click's own take NaN, `1_0` and an empty path; a path that must exist is never empty."""
     for name, parameter in parameters(root, root.name or ""):
         kind = parameter.type
-        assert type(kind) is not click.FloatRange, name
+        assert not isinstance(kind, NUMBERS) or type(kind).__module__ == Number.__module__, name
         assert type(kind) is not click.Path or kind.exists, name

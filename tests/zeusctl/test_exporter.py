@@ -71,9 +71,9 @@ def exporter(daemon: RunningDaemon) -> Iterator[str]:
     """An exporter of a daemon; its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/metrics"
-    command = [sys.executable, "-m", "zeusctl.exporter", "--workloads", "--otel"]
-    command += ["--listen", f"127.0.0.1:{port}"]
-    with serving(command, url, ZEUSD_SOCK_PATH=daemon.socket):
+    command = [sys.executable, "-m", "zeusctl.exporter", "--listen", f"127.0.0.1:{port}"]
+    asked = {f"ZEUSD_EXPORTER_{name}": "1" for name in ("WORKLOADS", "OTEL")}  # as of the unit
+    with serving(command, url, ZEUSD_SOCK_PATH=daemon.socket, **asked):
         yield url
 
 

@@ -31,8 +31,8 @@ def test_doctor_faults_the_lost_gpu_and_not_the_display_card(ctl: Ctl, socket: s
         out = ctl("--socket", socket, "doctor").out
         return next(line for line in out.splitlines() if line.split()[1:2] == [name])
 
-    assert line("GPUs").startswith("fault")
-    assert "GPU 2 cannot be used: nvmlDeviceGetHandleByIndex: the GPU has fallen" in line("GPUs")
+    lost = "fault  gpu        GPU 2 cannot be used: nvmlDeviceGetHandleByIndex: the GPU has fallen"
+    assert line("gpu").startswith(lost)
     lacking = "ok     sampling   1 device sampled; GPU 1 (Quadro P400) has no sensor of energy"
     wait_for(lambda: line("sampling").startswith(lacking), "the A100 to be sampled")
 

@@ -96,6 +96,12 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert said.code == 0
     gpus = parse(ctl("status", "--json").out)["gpus"]
     assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
+    node.inject(2, "processes", 15)
+    failed = "reading processes on GPU 2 failed: the GPU has fallen off the bus (NVML 15)"
+    said = wait_for(
+        lambda: next((one for one in [ctl("processes", "2")] if failed in one.out), None), failed
+    )
+    assert "no process" not in said.out
 
 
 def test_a_file_is_closed_even_if_the_rest_cannot_be_written() -> None:
@@ -138,6 +144,11 @@ def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown(
                 "the holder to be gone",
             )
         assert f"power_limit of {uuid} to 250 W: zeusd does not find" in said("doctor")
+        for gpus in ("all", uuid):
+            assert ctl("reset", gpus).code == Exit.PENDING
+        for command in ("leases", "audit"):  # which know GPUs that are gone
+            assert uuid in said(command, uuid[:12])
+            assert f"there is no GPU '{uuid}x' here; name one of 0," in ctl(command, f"{uuid}x").err
         restart("2xv100-pcie", 2)
         wait_for(lambda: "no leases" in said("leases"), "the restore")
 
@@ -349,7 +360,8 @@ def test_the_doctor_sees_a_device_that_is_not_sampled(ctl: Ctl, node: SimulatedN
         lambda: next((one for one in [ctl("doctor")] if "fault  sampling" in one.out), None),
         "the sampler to fall behind",
     )
-    assert "GPU 1" in said.out
+    assert "no new samples of GPU 1: the GPU has fallen off the bus (NVML 15), for " in said.out
+    assert "ok     sampling   3 devices sampled" in said.out
     assert said.code == Exit.FAILED
 
 
@@ -423,6 +435,10 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
             "has no graphics clock of 3000 MHz; choose from 210 to 1410 MHz",
         ),
         (("set", "0", "-p", "much"), Exit.USAGE, "write watts, such as 250"),
+        (("set", "0", "-p", "1_5_0"), Exit.USAGE, "write watts, such as 250"),
+        (("set", "0", "-p", "\uff11\uff15\uff10"), Exit.USAGE, "write watts, such as 250"),
+        (("set", "0", "-g", "1e3"), Exit.USAGE, "write MHz: 1200"),
+        (("audit", "-n", "1_0"), Exit.USAGE, "1_0 is not a finite number"),
         (("set", "0", "-g", "fast"), Exit.USAGE, "write MHz"),
         (("set", "0", "-g", "900,600"), Exit.OUT_OF_RANGE, "the minimum is above the maximum"),
         (("set", "3", "-g", "900"), Exit.NOT_SUPPORTED, ""),

@@ -561,10 +561,11 @@ def _discover(client: Client) -> GPUs:
     infos = visible_gpus(node.gpus, os.environ, simulated=node.simulated is not None)
     GPU_INDICES.clear()
     GPU_INDICES.update((info.uuid, index) for index, info in reversed([*enumerate(infos)]))
+    unusable = [problem.cause for problem in node.problems if problem.part == "gpu"]
     if infos:
-        return GPUs(client, infos, node.unusable)
-    if node.unusable and not node.gpus:
-        return EmptyGPUs(f"{'; '.join(node.unusable)}.")
+        return GPUs(client, infos, unusable)
+    if unusable and not node.gpus:
+        return EmptyGPUs(f"{'; '.join(unusable)}.")
     if node.gpus:
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return EmptyGPUs(f"CUDA_VISIBLE_DEVICES={listed!r} hides all GPUs of this node.")

@@ -21,7 +21,7 @@ from zeus.serving.receiver import Receiver
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.http_guard import WebServer
-from zeus_ipc.options import FILE, one_sentence
+from zeus_ipc.options import FILE, NUMBER, WHOLE, Whole, one_sentence
 from zeus_ipc.parsing import parse, read_file
 from zeus_ipc.tables import distinct
 
@@ -48,9 +48,9 @@ def _output(name: str, text: str, **options: Any) -> Callable[[Any], Any]:
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     """The options of both commands."""
     options = (
-        click.option("--slo-ttft", type=float, required=True, help="Time to first token, s."),
+        click.option("--slo-ttft", type=NUMBER, required=True, help="Time to first token, s."),
         click.option(
-            "--slo-tpot", type=float, required=True, help="Mean time per output token, s."
+            "--slo-tpot", type=NUMBER, required=True, help="Mean time per output token, s."
         ),
         click.option(
             "--feed",
@@ -63,7 +63,7 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
             "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
         ),
         click.option(
-            "--rank", type=int, help="Data parallel rank to listen to. [default: the first]"
+            "--rank", type=WHOLE, help="Data parallel rank to listen to. [default: the first]"
         ),
     )
     for option in reversed(options):
@@ -73,12 +73,10 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @_common
-@click.option("--floor", type=float, help="Lowest clock, MHz. [default: found by itself]")
+@click.option("--floor", type=NUMBER, help="Lowest clock, MHz. [default: found by itself]")
 @click.option("--dry-run", is_flag=True, help="Change nothing; log what it would do.")
 @_output("--state", "Store learned step times in this file, and start from it.")
-@click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on 127.0.0.1."
-)
+@click.option("--metrics-port", type=Whole(0, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
 @click.option("--model", default="", help="Label model_name of the metrics.")
 @click.option("--engine", default="0", show_default=True, help="Label engine of the metrics.")
 def clocks(
@@ -115,13 +113,13 @@ def clocks(
 
 @click.command()
 @_common
-@click.option("--minutes", type=float, default=60.0, show_default=True, help="How long to tune.")
+@click.option("--minutes", type=NUMBER, default=60.0, show_default=True, help="How long to tune.")
 @click.option(
-    "--window", type=float, default=20.0, show_default=True, help="Length of a window, s."
+    "--window", type=NUMBER, default=20.0, show_default=True, help="Length of a window, s."
 )
 @click.option(
     "--requests",
-    type=int,
+    type=WHOLE,
     default=200,
     show_default=True,
     help="Number of requests before a clock is judged.",

@@ -12,7 +12,7 @@ from zeus.simulate.results import RunRow, read_rows
 from zeus.simulate.summary import tables
 from zeus.simulate.workloads import WORKLOADS
 from zeus_ipc import __version__
-from zeus_ipc.options import FILE, one_sentence
+from zeus_ipc.options import FILE, WHOLE, one_sentence
 from zeus_ipc.tables import distinct
 
 
@@ -23,8 +23,8 @@ def main() -> None:
 
 
 @main.command("synthetic-groups")
-@click.option("--groups", type=int, default=60, show_default=True, help="Number of groups.")
-@click.option("--seed", type=int, default=20, show_default=True, help="Random seed.")
+@click.option("--groups", type=WHOLE, default=60, show_default=True, help="Number of groups.")
+@click.option("--seed", type=WHOLE, default=20, show_default=True, help="Random seed.")
 @click.option("-o", "--output", type=FILE, required=True, help="CSV file; .gz and .xz compress.")
 def synthetic_groups(groups: int, seed: int, output: Path) -> None:
     """Generate groups of recurring jobs."""
@@ -37,7 +37,7 @@ def synthetic_groups(groups: int, seed: int, output: Path) -> None:
 @main.command("make-groups")
 @click.option("--job", "jobs", type=FILE, required=True, help="pai_job_table.csv, or its .tar.gz.")
 @click.option("--tags", type=FILE, required=True, help="pai_group_tag_table.csv, or its .tar.gz.")
-@click.option("--least-jobs", type=int, default=1, show_default=True, help="Omit smaller groups.")
+@click.option("--least-jobs", type=WHOLE, default=1, show_default=True, help="Omit smaller groups.")
 @click.option("-o", "--output", type=FILE, required=True, help="CSV file; .gz and .xz compress.")
 def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
     """Make groups from Alibaba's GPU cluster trace of 2020.

@@ -15,7 +15,7 @@ from zeus.utils.atomic import append_text
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.records import Record, Report, read, reports, svg
 from zeus_fleet.view import NodeView, View, Watcher
-from zeus_ipc.options import FILE, Number, one_sentence
+from zeus_ipc.options import FILE, Number, Whole, one_sentence
 from zeus_ipc.paths import host_and_port
 from zeus_ipc.tables import distinct
 
@@ -66,7 +66,7 @@ def _w(watts: float) -> str:
 @with_etcd
 @click.option("--every", type=Number(0.1), default=1, show_default=True, help="Seconds.")
 @click.option("--record", type=FILE, help="Append each line to this file, as JSON, for report.")
-@click.option("--count", type=click.IntRange(1), help="Exit after this many records.  [never]")
+@click.option("--count", type=Whole(1), help="Exit after this many records.  [never]")
 def watch(reach: Reach[Any], every: float, record: Path | None, count: int | None) -> None:
     """Print one line per interval: limit, sum of limits, power drawn, nodes that wait."""
 

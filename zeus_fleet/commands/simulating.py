@@ -8,7 +8,7 @@ import click
 
 from zeus_fleet.policies import FLOOR, POLICIES, JobPolicy, water_filling
 from zeus_fleet.simulation import CLUSTERS, Result, blind, compare, of_jobs
-from zeus_ipc.options import Number
+from zeus_ipc.options import WHOLE, Number, Whole
 
 
 def _cell(result: Result, *, latency: bool) -> str:
@@ -33,9 +33,9 @@ def _cell(result: Result, *, latency: bool) -> str:
     show_default=True,
     help="Budget in % of the sum of all maximum limits; repeatable.",
 )
-@click.option("--mixes", type=click.IntRange(1), default=6, show_default=True, help="How many.")
+@click.option("--mixes", type=Whole(1), default=6, show_default=True, help="How many.")
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of the first mix of jobs."
+    "--seed", type=WHOLE, default=0, show_default=True, help="Seed of the first mix of jobs."
 )
 @click.option(
     "--known",

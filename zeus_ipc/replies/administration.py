@@ -57,6 +57,8 @@ class UserLoad(Message):
     """Connections that were closed on arrival: too many, or too many per second."""
     faults: int
     """Connections that were closed because they broke ZeroMQ's protocol."""
+    reason: str = ""
+    """Why the last of these was closed."""
 
 
 class Metrics(Message):

@@ -123,8 +123,11 @@ class Problem(Message):
     """What keeps zeusd from working fully."""
 
     part: str
-    """driver: there are no GPUs, or all calls fail. journal: every set is refused. ledger: no
-    energy is charged."""
+    """driver: there are no GPUs, or all calls fail. gpu: the driver has one that zeusd cannot use.
+    sampling: a device has no new samples. journal: every set is refused. ledger: no energy is
+    charged."""
+    source: str = ""
+    """The device: a GPU's UUID, `cpu:0`; empty: all, or one whose name is not known."""
     code: str
     """Of the driver (`18`) or the system (`ENOSPC`); empty: there is none."""
     cause: str
@@ -159,10 +162,7 @@ class NodeInfo(Message):
     """CLOCK_MONOTONIC time at which the daemon started; 0: unknown."""
     quiesced_ns: int | None = None
     """When the driver was closed (see `Quiesce`); None: it is open."""
-    unusable: list[str] = []
-    """GPUs that the driver lists and zeusd cannot use, such as one that fell off the bus: a
-    sentence for each."""
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
     problems: list[Problem] = []
-    """Present problems of zeusd itself."""
+    """What does not work at present."""

@@ -46,6 +46,8 @@ class GpuState(Message):
     controls: dict[str, list[int] | None] = {}
     """The value of each control in the journal's form (see `Back.value`): as read, or as zeusd last
     set it if the control cannot be read. None: reading failed."""
+    failure: str | None = None
+    """Why nothing can be read, as with a GPU that has fallen off the bus; None: something was."""
 
 
 class ProcessInfo(Message):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc import programs
-from zeus_ipc.options import EXISTING_FOLDER, option
+from zeus_ipc.options import EXISTING_FOLDER, Whole, option
 from zeusctl.arguments import User, gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import ALLOCATION, Allocation
@@ -126,13 +126,13 @@ def _whose(function: F) -> F:
 @option(
     "--weight",
     "Hold a part of each GPU, beside other jobs: its size, such as a number of shards.",
-    click.IntRange(min=1),
+    Whole(min=1),
 )
 @option(
     "--parts",
     "Number of parts that a GPU consists of, such as 7 slices in MIG mode. Parts that "
     "nobody holds are charged to nobody.  [default: the parts that are held]",
-    click.IntRange(min=1),
+    Whole(min=1),
 )
 @option(
     "--mapping",
@@ -237,7 +237,7 @@ def allocations(session: Session, gpus: str) -> None:
     if ledger is None:
         raise CommandError("this zeusd keeps no energy ledger; `zeusctl doctor` says why")
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
-    chosen = session.uuids(gpus)
+    chosen = session.uuids(gpus, (one.gpu for one in ledger.held))
     found = [
         Allocation.of(one, gpu=index.get(one.gpu, -1))
         for one in ledger.held

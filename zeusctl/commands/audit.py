@@ -6,9 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
-
-from zeus_ipc.options import option
+from zeus_ipc.options import Whole, option
 from zeusctl.arguments import gpus_argument
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import EVENT, Event
@@ -26,9 +24,7 @@ KEPT = 1000
 
 @verb()
 @gpus_argument()
-@option(
-    "-n --lines count", "Begin with this many of the latest entries.", click.IntRange(1, KEPT), 50
-)
+@option("-n --lines count", "Begin with this many of the latest entries.", Whole(1, KEPT), 50)
 @option("-f --follow", "Keep printing new entries until Ctrl-C.", bool)
 def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     """Show recent changes and who made them.
@@ -37,10 +33,12 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     under one lease are one line. zeusd keeps the latest thousand; its log has everything
     (`journalctl -u zeusd`).
     """
-    chosen = session.uuids(gpus)
     newest = 0
     while True:
-        page = session.client.audit(after=newest, limit=KEPT if chosen or newest else count)
+        limit = count if gpus == "all" and not newest else KEPT
+        page = session.client.audit(after=newest, limit=limit)
+        if not newest:
+            chosen = session.uuids(gpus, (record.gpu for record in page.records))
         wanted = [one for one in page.records if not chosen or one.gpu in chosen]
         # Everything since the first query is of interest.
         report = _report(session, wanted if newest else wanted[-count:], page.dropped)

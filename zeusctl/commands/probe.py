@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from zeus_ipc.options import PLAIN
 from zeusctl.exits import CommandError, Exit
 from zeusctl.probe.options import ABOUT, OPTIONS
 from zeusctl.session import Session, verb
@@ -20,7 +21,7 @@ def _declared(command: Any) -> Any:
             command = click.option(
                 *short,
                 option.name,
-                type=option.kind,
+                type=PLAIN.get(option.kind, option.kind),
                 metavar=option.metavar,
                 default=option.default,
                 show_default=option.default is not None,

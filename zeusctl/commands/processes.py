@@ -11,6 +11,7 @@ from zeusctl.columns import lines as table_of
 from zeusctl.entities import PROCESS, Process
 from zeusctl.reports import ProcessesReport
 from zeusctl.session import Session, now, verb
+from zeusctl.text import style
 from zeusctl.views import lease_reports, process_reports
 
 
@@ -25,7 +26,7 @@ def processes(session: Session, gpus: str, output: Output[Any]) -> None:
     """
     output.run(
         lambda: read(session, gpus),
-        lambda report: process_lines(report.processes),
+        _lines,
         lambda report: report.processes,
     )
 
@@ -35,7 +36,13 @@ def read(session: Session, gpus: str) -> ProcessesReport:
     session.look_again()
     chosen = session.gpus(gpus)
     leases = lease_reports(session.client, session.node.gpus)
-    return ProcessesReport(at=now(), processes=process_reports(session.client, chosen, leases))
+    found, errors = process_reports(session.client, chosen, leases)
+    return ProcessesReport(at=now(), processes=found, errors=errors)
+
+
+def _lines(report: ProcessesReport) -> list[str]:
+    failed = [style(error, fg="red") for error in report.errors]
+    return [*process_lines(report.processes), *failed] if report.processes or not failed else failed
 
 
 def process_lines(found: Sequence[Process], width: int | None = None) -> list[str]:

@@ -12,7 +12,7 @@ import click
 from zeus_ipc.checks import each_of
 from zeus_ipc.controls import SPECS
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.options import option
+from zeus_ipc.options import Whole, option
 from zeus_ipc.text import count, gpus_text, quantity_text, value_text
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.entities import Lease, Outcome, holder
@@ -80,11 +80,12 @@ def reset(
         report, errors = _release_own(session, chosen, controls), {}
     if report.outcomes or not errors:
         session.answer(report, lambda: _lines(report))
-    for uuid in _missing(session) if gpus == "all" else ():
+    missing = _missing(session) if gpus == "all" else []
+    for uuid in missing:
         click.echo(f"not reset: {uuid}, which zeusd does not find", err=True)
     if errors:
         raise SeveralGpusFailed(errors)
-    if not all(outcome.ok for outcome in report.outcomes):
+    if missing or not all(outcome.ok for outcome in report.outcomes):
         raise CommandError(
             "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.PENDING
         )
@@ -231,7 +232,7 @@ def _lines(report: ResetReport) -> list[str]:
 
 @verb()
 @gpus_argument()
-@option("--pid pids", "Of this process.", click.IntRange(min=1), multiple=True)
+@option("--pid pids", "Of this process.", Whole(min=1), multiple=True)
 @option("--job", "Of this job: Slurm's job id or SLUID, or a pod's UID.")
 @option("--all everybody", "Release everyone's (administrators).", bool)
 def release(

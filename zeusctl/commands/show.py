@@ -78,7 +78,7 @@ def _read(session: Session, gpus: str) -> ShowReport:
         memory_clocks_mhz=memory_mhz,
         gpu_clocks_mhz=gpu_mhz,
         energy_last_hour_j=_last_hour(session, gpu.uuid),
-        processes=process_reports(client, [gpu], leases),
+        processes=process_reports(client, [gpu], leases)[0],
         ceilings=ceiling_reports([gpu]),
     )
 

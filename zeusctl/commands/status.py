@@ -21,6 +21,7 @@ from zeusctl.entities import (
     Gpu,
     KnownGpu,
     Node,
+    Problem,
     is_cap_only,
 )
 from zeusctl.reports import LeasesReport, StatusReport
@@ -67,8 +68,10 @@ def leases(session: Session, gpus: str, mine: bool) -> None:
 
     Only the process's own user and administrators see the process, its program and its job.
     """
-    chosen = session.listed(gpus)
-    found = lease_reports(session.client, chosen, others=gpus == "all")
+    every = lease_reports(session.client, session.node.gpus, others=True)
+    wanted = session.uuids(gpus, (lease.uuid for lease in every))
+    found = [lease for lease in every if not wanted or lease.uuid in wanted]
+    chosen = [gpu for gpu in session.node.gpus if not wanted or gpu.uuid in wanted]
     if mine:
         found = [lease for lease in found if lease.uid == os.geteuid()]
     ceilings = [] if mine else ceiling_reports(chosen)
@@ -90,7 +93,8 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     indices = {gpu.index for gpu in chosen} | ({-1} if gpus == "all" else set())
     states, errors = ({}, {}) if quiesced else read_states(session.client, session.node.gpus)
     modules = {gpu.module for gpu in chosen}
-    listed = process_reports(session.client, chosen, leases) if processes and not quiesced else None
+    counted = processes and not quiesced
+    listed = process_reports(session.client, chosen, leases)[0] if counted else None
     return StatusReport(
         at=now(),
         node=Node.of(
@@ -114,11 +118,7 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
 def lines(report: StatusReport) -> Iterator[str]:
     """The report for a person."""
     yield headline(report.node)
-    for problem in report.node.problems:
-        since = duration(problem.since_s)
-        text = f"{problem.part}: {problem.cause}, for {since}; run `{problem.command}`"
-        yield style(text, fg="red")
-    yield from (style(sentence, fg="red") for sentence in report.node.unusable)
+    yield from (style(problem_text(one), fg="red") for one in report.node.problems)
     if report.node.quiesced_s is not None:
         since = duration(report.node.quiesced_s)
         text = f"zeusd closed the driver {since} ago; `zeusctl resume` reopens it."
@@ -166,6 +166,12 @@ def lines(report: StatusReport) -> Iterator[str]:
     if report.processes is not None:
         yield ""
         yield from process_lines(report.processes)
+
+
+def problem_text(problem: Problem) -> str:
+    """What does not work, since when, and what to run."""
+    since = duration(problem.since_s)
+    return f"{problem.part}: {problem.cause}, for {since}; run `{problem.command}`"
 
 
 def module_lines(report: StatusReport) -> Iterator[str]:

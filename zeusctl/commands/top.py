@@ -8,7 +8,7 @@ import time
 
 import click
 
-from zeus_ipc.options import Number, option
+from zeus_ipc.options import Number, Whole, option
 from zeusctl.arguments import gpus_argument
 from zeusctl.commands.status import lines as status_lines
 from zeusctl.commands.status import read as read_status
@@ -21,7 +21,7 @@ SLOWEST_S, FASTEST_S = 60.0, 0.1
 @verb()
 @gpus_argument()
 @option("-d --interval", "Seconds between updates.", Number(FASTEST_S, SLOWEST_S), 1.0)
-@option("-n --frames", "Stop after this many updates.", click.IntRange(min=1))
+@option("-n --frames", "Stop after this many updates.", Whole(min=1))
 def top(session: Session, gpus: str, interval: float, frames: int | None) -> None:
     """Show the node live: utilization, power, limits, leases.
 

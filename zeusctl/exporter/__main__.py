@@ -42,8 +42,16 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--workloads",
     "Export the energy of each job and pod while it runs: a series for each of them.",
     bool,
+    envvar="ZEUSD_EXPORTER_WORKLOADS",
+    show_envvar=True,
 )
-@option("--otel", "Also export energy by OpenTelemetry's names, hw_energy_joules.", bool)
+@option(
+    "--otel",
+    "Also export energy by OpenTelemetry's names, hw_energy_joules.",
+    bool,
+    envvar="ZEUSD_EXPORTER_OTEL",
+    show_envvar=True,
+)
 @click.version_option(__version__, prog_name="zeusd-exporter")
 def main(
     listen: tuple[str, int], socket: str | None, once: bool, workloads: bool, otel: bool

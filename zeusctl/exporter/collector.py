@@ -18,7 +18,7 @@ from zeus_ipc.outage import Outage
 from zeus_ipc.replies import CALL_BUCKETS_S, Count, GpuInfo, GpuState, LeaseInfo, Metrics, NodeInfo
 from zeusctl.columns import Metric as Declared
 from zeusctl.columns import columns_of
-from zeusctl.entities import Gpu
+from zeusctl.entities import Gpu, problems_of
 from zeusctl.exporter import accounting
 from zeusctl.exporter.metrics import DAEMON, GPUS, LEASES, OTEL, SOURCES, Samples
 from zeusctl.text import named_reasons, user_name
@@ -102,9 +102,10 @@ def _daemon(node: NodeInfo, metrics: Metrics) -> Samples:
     samples.add("zeusd_gpus", len(node.gpus))
     samples.add("zeusd_connections", metrics.connections)
     samples.add("zeusd_quiesced", node.quiesced_ns is not None)
-    for one in node.problems:
-        why = one.part, one.code, one.cause, one.command
-        samples.add("zeusd_problem_seconds", _age_s(one.since_ns, metrics.t_ns), *why)
+    names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in node.gpus}
+    for one in problems_of(node):
+        why = one.part, names.get(one.source, one.source), one.code, one.cause, one.command
+        samples.add("zeusd_problem_seconds", one.since_s, *why)
     samples.add("zeusd_configuration_findings", len(node.findings))
     _counts(samples, metrics)
     samples.add("zeusd_lease_expiries_total", metrics.lease_expiries)

@@ -18,8 +18,8 @@ zeusd_start_time_seconds When zeusd started.
 zeusd_gpus GPUs that zeusd knows.
 zeusd_connections Clients that are connected.
 zeusd_quiesced Whether zeusd is quiesced (the driver is closed).
-zeusd_problem_seconds{part,code,cause,command} For how long a part of zeusd has not worked: why, and
- what to run.
+zeusd_problem_seconds{part,source,code,cause,command} For how long a part of zeusd has not worked:
+ why, and what to run.
 zeusd_configuration_findings Rules of zeusd.toml that have no effect on this node.
 zeusd_changes_total{control,result} Sets performed.
 zeusd_restores_total{reason,result} Leases that ended.

@@ -12,6 +12,7 @@ from zeusctl.probe.backend import BackendGpu, Driver, call_error, called
 from zeusctl.probe.driver import CallError, Clock, NoDriverError, Question, Reading
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import nvml_error
+from zeusd.devices.port import driver_text
 
 _GPU, _MODULE, _MEMORY = 0, 1, 2
 """Power scopes of nvml.h."""
@@ -69,7 +70,7 @@ class NvmlGpu(BackendGpu):
         def plain(call: str, *arguments: Any, then: Callable[[Any], Any] = int) -> Question:
             return Question(call, lambda: then(self.call(call, *arguments)))
 
-        text, pair = partial(plain, then=_text), partial(plain, then=_pair)
+        text, pair = partial(plain, then=driver_text), partial(plain, then=_pair)
         memory = partial(plain, "nvmlDeviceGetMemoryInfo")
         pci = partial(plain, "nvmlDeviceGetPciInfo")
         limit, listed = "nvmlDeviceGetPowerManagement", partial(plain, then=_listed)
@@ -83,7 +84,7 @@ class NvmlGpu(BackendGpu):
             "memory_used_mib": memory(then=lambda found: int(found.used) // 2**20),
             "uuid": text("nvmlDeviceGetUUID"),
             "serial": text("nvmlDeviceGetSerial"),
-            "pci_address": pci(then=lambda found: _text(found.busId)),
+            "pci_address": pci(then=lambda found: driver_text(found.busId)),
             "persistence_mode": plain("nvmlDeviceGetPersistenceMode"),
             "mig_mode": pair("nvmlDeviceGetMigMode"),
             "ecc_mode": pair("nvmlDeviceGetEccMode"),
@@ -145,8 +146,8 @@ class NvmlDriver(Driver):
         except PackageNotFoundError:
             found = {"binding": "nvidia-ml-py of unknown version"}
         for name, call, then in (
-            ("driver", "nvmlSystemGetDriverVersion", _text),
-            ("nvml", "nvmlSystemGetNVMLVersion", _text),
+            ("driver", "nvmlSystemGetDriverVersion", driver_text),
+            ("nvml", "nvmlSystemGetNVMLVersion", driver_text),
             ("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2", _cuda_version),
         ):
             try:
@@ -172,11 +173,6 @@ def _listed(found: Any) -> list[tuple[int, int | None]]:
         (int(one.pid), None if one.usedGpuMemory in (None, _NO_MEMORY) else one.usedGpuMemory)
         for one in found
     ]
-
-
-def _text(value: str | bytes) -> str:
-    """Older versions of nvidia-ml-py return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _cuda_version(number: int) -> str:

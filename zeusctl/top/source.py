@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from zeus_ipc.errors import ZeusIpcError
-from zeusctl.commands.status import read
+from zeusctl.commands.status import problem_text, read
 from zeusctl.reports import StatusReport
 from zeusctl.top.model import SPAN_S
 
@@ -60,13 +60,13 @@ class Source:
             self.asked_s = None
 
     def state(self) -> str:
-        """Why the figures are not the present ones; empty: they are."""
+        """Why the figures are not the present ones, or what does not work; empty: all is well."""
         asked_s = self.asked_s
         if not os.path.exists(self._session.socket):
             return "zeusd has stopped: its socket is gone; the figures are the last ones"
         if asked_s is not None and time.monotonic() - asked_s > OVERDUE_S:
             return f"zeusd has not answered for {time.monotonic() - asked_s:.0f} s"
-        return self.trouble
+        return self.trouble or "; ".join(map(problem_text, self.report.node.problems))
 
     def last_hour(self, uuid: str, domain: str, divisor: int) -> Points:
         """Returns a reading's last hour; empty if nothing is known."""

@@ -7,7 +7,7 @@ by `requests.Requests`; how a control is leased, written and restored is `contro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -112,17 +112,14 @@ class Core:
         found: Iterable[GpuFacts],
         driver: str = "",
         reached_by: dict[str, Any] | None = None,
-        unusable: Sequence[str] = (),
     ) -> list[Effect]:
         """The driver's GPUs, at start and whenever they were enumerated again.
 
         Args:
             driver: Names this very load of the driver: limits do not survive another.
             reached_by: How the helper reaches it, see `DriverEntry`.
-            unusable: A sentence for each other GPU that the driver lists.
         """
         self._out.now_ns = now_ns
-        self.node.unusable = [*unusable]
         self.node.driver_version = driver_version
         settle_s = self.node.settings.site.settle_s
         self._driver_loaded(DriverEntry(driver, settle_s, **(reached_by or {})))

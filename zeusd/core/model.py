@@ -136,15 +136,20 @@ _REMEDIES = {
 }
 
 
+def explained(error: DeviceError) -> str:
+    """What a driver's error says, and what to do."""
+    remedy = _REMEDIES.get(error.outcome, "see the driver's log")
+    return f"{error.text}; {remedy}"
+
+
 def device_failure(what: str, gpu: str, error: DeviceError) -> Failure:
     """The failure for a call that a device or its driver refused."""
-    remedy = _REMEDIES.get(error.outcome, "see the driver's log")
     details: dict[str, Any] = {"outcome": error.outcome.value, "device_call": error.call}
     if error.code is not None:
         details["device_code"] = error.code
     return Failure(
         code=_CODES.get(error.outcome, ErrorCode.DEVICE_ERROR),
-        message=f"{what} on {gpu} failed: {error.text}; {remedy}",
+        message=f"{what} on {gpu} failed: {explained(error)}",
         outcome=error.outcome,
         gpu=gpu,
         details=details,

@@ -54,7 +54,6 @@ class NodeState:
         self.quiesced_ns: int | None = None
         self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
-        self.unusable: list[str] = []  # GPUs that could not be read yet, and why
         # Controls by watched process: the holder, and processes that lost a lease.
         self.watched: dict[Process, list[ControlMachine]] = {}
         self.losers: set[Process] = set()

@@ -153,7 +153,6 @@ class Requests:
             stream=self._stream,
             started_ns=self._node.started_ns,
             quiesced_ns=self._node.quiesced_ns,
-            unusable=self._node.unusable,
             findings=[] if closed else [*self._node.settings.findings(gpus)],
             problems=self._node.problems(),
         )

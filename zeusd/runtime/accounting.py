@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Deallocated, Forgotten, LedgerState, Problem
+from zeus_ipc.replies import Deallocated, Forgotten, LedgerState
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage
 from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure
@@ -140,7 +140,7 @@ class Accounting:
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._endings: list[_Ending] = []
-        self._trouble = Trouble("ledger")
+        self.trouble = Trouble("ledger")
         self._dropped = 0
         self._published = -1
         self._refusing = False
@@ -188,7 +188,7 @@ class Accounting:
     @property
     def unheld(self) -> list[str]:
         """GPUs whose processes must be reported by `listed`: nobody or several hold them."""
-        if self._ignored_units is None or self._trouble.problem is not None:
+        if self._ignored_units is None or self.trouble.problem is not None:
             return []
         whole = self._whole
         names = self._names()
@@ -214,11 +214,6 @@ class Accounting:
     def describe(self) -> LedgerState:
         """The state of the ledger at the last settlement."""
         return self._state.model_copy(update={"dropped": self._dropped})
-
-    @property
-    def problem(self) -> Problem | None:
-        """Why the ledger cannot be used; None: it can."""
-        return self._trouble.problem
 
     # --------------------------------------------------------------------------------- internals
 
@@ -260,7 +255,7 @@ class Accounting:
                 cpu_connection = open_ledger(cpu_directory)
                 break
             except LedgerError as error:
-                if self._trouble.disk_failed(error.cause, self._directory, str(error)):
+                if self.trouble.disk_failed(error.cause, self._directory, str(error)):
                     log.error("%s", error, extra={"event": "ledger_failed"})
                 if not self._refuse_for(REOPEN_S, Failure(ErrorCode.LEDGER_FAILED, str(error))):
                     return
@@ -360,7 +355,7 @@ class Accounting:
         stored = accounts.stored + self._cpus.stored
         if stored == self._published:
             return
-        if self._trouble.works():
+        if self.trouble.works():
             log.warning("the energy ledger works again", extra={"event": "ledger_recovered"})
         self._published = stored
         self._try(self._count)
@@ -388,7 +383,7 @@ class Accounting:
                 f"the energy ledger in {self._directory} cannot be used ({error}); free space "
                 "there, or see zeusd's log; power limits and leases work without it",
             )
-            if self._trouble.disk_failed(error, self._directory, failure.message):
+            if self.trouble.disk_failed(error, self._directory, failure.message):
                 log.error("%s", failure.message, extra={"event": "ledger_failed"})
             return failure
         except Exception as error:  # the client must get a reply

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from os.path import basename
 
+from zeusd.devices.port import printable
+
 LONGEST = 64
 """Most characters of a command."""
 
@@ -32,13 +34,7 @@ def command_of(pid: int) -> str:
             name = file.read().decode(errors="replace").strip()
     except OSError:
         return ""
-    return printable(describe(text.rstrip("\0").split("\0"), name))
-
-
-def printable(text: str) -> str:
-    """The text without unprintable characters, shortened."""
-    safe = "".join(one if one.isprintable() else "?" for one in text)
-    return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + "…"
+    return printable(describe(text.rstrip("\0").split("\0"), name), LONGEST)
 
 
 def describe(words: Sequence[str], name: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,17 +38,20 @@ class Found:
     driver_version: str | None
     driver: str
     gpus: list[tuple[GpuFacts, Handle]]
-    unusable: list[str]
 
 
 T = TypeVar("T")
 
 
-def attempt(call: Callable[..., T], *args: Any) -> T | None:
-    """A call's result; None: it failed."""
+def attempt(
+    call: Callable[..., T], *args: Any, failed: list[DeviceError] | None = None
+) -> T | None:
+    """A call's result; None: it failed, and the error is in `failed`."""
     try:
         return call(*args)
-    except DeviceError:
+    except DeviceError as error:
+        if failed is not None:
+            failed.append(error)
         return None
 
 
@@ -56,13 +59,14 @@ class Inspector:
     """Reads one GPU repeatedly until each control is known to be supported or unsupported.
 
     Attributes:
-        missing: Why the GPU cannot even be named, as a sentence; None: it can.
+        trouble: Why the GPU cannot even be named.
     """
 
     def __init__(self, nvml: Backend, index: int) -> None:
         self._nvml = nvml
-        self.index = index
-        self.missing: str | None = f"GPU {index} cannot be used yet"
+        self._index = index
+        self._named = False
+        self.trouble = Trouble("gpu")
         self._offered: dict[Control, bool] = {}
         self._refusals: Counter[Control] = Counter()
         self._reported: frozenset[Control] = frozenset()
@@ -70,7 +74,7 @@ class Inspector:
     @property
     def settled(self) -> bool:
         """Whether another attempt cannot find anything new."""
-        return self.missing is None and len(self._offered) == len(SPECS)
+        return self._named and len(self._offered) == len(SPECS)
 
     def look(self) -> tuple[GpuFacts, Handle] | None:
         """The GPU, if something new is known about it.
@@ -78,7 +82,24 @@ class Inspector:
         Raises:
             DeviceError: It cannot even be named.
         """
-        gpu = self._nvml.device_handle(self.index)
+        try:
+            return self._look()
+        except DeviceError as error:
+            cause = f"GPU {self._index} cannot be used: {error}"
+            if not self._named and self.trouble.device_failed(error, cause):
+                log.warning(
+                    "%s; retrying every second",
+                    cause,
+                    extra={
+                        "event": "gpu_unusable",
+                        "index": self._index,
+                        "device_code": error.code,
+                    },
+                )
+            raise
+
+    def _look(self) -> tuple[GpuFacts, Handle] | None:
+        gpu = self._nvml.device_handle(self._index)
         values: dict[Control, ControlValue] = {}
         limits = None
         for control, spec in SPECS.items():
@@ -94,9 +115,10 @@ class Inspector:
             except DeviceError as error:
                 self._failed(control, error)
         offered = frozenset(one for one, there in self._offered.items() if there)
-        found = GpuFacts(_describe(self._nvml, self.index, gpu, offered, limits), values), gpu
-        news = self.missing is not None or offered != self._reported
-        self.missing, self._reported = None, offered
+        found = GpuFacts(_describe(self._nvml, self._index, gpu, offered, limits), values), gpu
+        news = not self._named or offered != self._reported
+        self._named, self._reported = True, offered
+        self.trouble.works()
         return found if news else None
 
     def _failed(self, control: Control, error: DeviceError) -> None:
@@ -194,10 +216,16 @@ class DeviceFinder:
         self._retry_s = retry_s
         self._stop = threading.Event()
         self._initialised = False
+        self._inspectors: list[Inspector] = []
         self.first_attempt_over = threading.Event()
         self.error: DeviceError | None = None
         self.trouble = Trouble("driver")
         self._thread = threading.Thread(target=self._run, name="device-finder", daemon=True)
+
+    @property
+    def troubles(self) -> list[Trouble]:
+        """Those of the driver, and of each GPU."""
+        return [self.trouble, *(inspector.trouble for inspector in self._inspectors)]
 
     def start(self) -> None:
         """Starts the search."""
@@ -215,9 +243,9 @@ class DeviceFinder:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                missing = self._find()
+                self._find()
                 self.first_attempt_over.set()
-                self._find_later(missing)
+                self._find_later()
                 return
             except DeviceError as error:
                 self.error = error
@@ -232,21 +260,22 @@ class DeviceFinder:
                 self.first_attempt_over.set()
             self._stop.wait(self._retry_s)
 
-    def _find_later(self, unsettled: list[Inspector]) -> None:
+    def _find_later(self) -> None:
         """Retries GPUs that could not be used, or whose properties are not all known yet."""
-        while unsettled and not self._stop.wait(min(RETRY_PARTS_S, self._retry_s)):
+        while unsettled := [one for one in self._inspectors if not one.settled]:
+            if self._stop.wait(min(RETRY_PARTS_S, self._retry_s)):
+                return
             found = []
             for inspector in unsettled:
                 with contextlib.suppress(DeviceError):
                     news = inspector.look()
                     if news is not None:
                         found.append(news)
-            unsettled = [inspector for inspector in unsettled if not inspector.settled]
             if found:
-                self._report(found, unsettled)
+                self._report(found)
 
-    def _find(self) -> list[Inspector]:
-        """Reports the GPUs; returns those to try again."""
+    def _find(self) -> None:
+        """Reports the GPUs."""
         self._nvml.init()
         self._initialised = True
         found: list[tuple[GpuFacts, Handle]] = []
@@ -265,16 +294,6 @@ class DeviceFinder:
                 news = inspector.look()
             except DeviceError as error:
                 failed.append(error)
-                inspector.missing = f"GPU {inspector.index} cannot be used: {error}"
-                log.warning(
-                    "%s; retrying every second",
-                    inspector.missing,
-                    extra={
-                        "event": "gpu_unusable",
-                        "index": inspector.index,
-                        "device_code": error.code,
-                    },
-                )
             else:
                 assert news is not None
                 found.append(news)
@@ -284,12 +303,9 @@ class DeviceFinder:
             raise failed[0]
         self.error = None
         self.trouble.works()
-        self._report(found, inspectors)
-        return [inspector for inspector in inspectors if not inspector.settled]
+        self._inspectors = inspectors
+        self._report(found)
 
-    def _report(
-        self, found: list[tuple[GpuFacts, Handle]], inspectors: Iterable[Inspector]
-    ) -> None:
-        unusable = [one.missing for one in inspectors if one.missing is not None]
+    def _report(self, found: list[tuple[GpuFacts, Handle]]) -> None:
         version = attempt(self._nvml.driver_version)
-        self._on_found(Found(version, self._driver_id(), found, unusable))
+        self._on_found(Found(version, self._driver_id(), found))

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from functools import partial
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Problem
 from zeusd.core.effects import Read, Write
 from zeusd.core.model import Failure
 from zeusd.devices.metered import MeteredBackend
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.sampling import Sampling
-from zeusd.runtime.trouble import Trouble
+from zeusd.runtime.trouble import KERNEL_LOG, Trouble
 from zeusd.runtime.workers import GpuWorker
 
 log = logging.getLogger(__name__)
@@ -60,15 +59,18 @@ class Driver:
         self._driver_id = driver_id
         self._retry_s = retry_s
         self._workers: dict[str, GpuWorker] = {}
+        self._missing: dict[str, Trouble] = {}
         self._session = Trouble("driver")
         self._reopening = False
         self._dead_s = DEAD_S
         self.finder = self._new_finder()
 
     @property
-    def problem(self) -> Problem | None:
-        """Why there are no GPUs, or why none answers."""
-        return self.finder.trouble.problem or self._session.problem
+    def troubles(self) -> list[Trouble]:
+        """Those of the driver, its session, and each GPU."""
+        opening, *gpus = self.finder.troubles
+        missing = () if self._reopening else self._missing.values()
+        return [opening if opening.problem else self._session, *gpus, *missing]
 
     def start(self) -> None:
         """Begins to look for GPUs."""
@@ -81,6 +83,9 @@ class Driver:
             uuid = facts.info.uuid
             if uuid not in self._workers:
                 self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done)
+                self._missing.setdefault(uuid, Trouble("gpu", uuid)).works()
+        for uuid in self._missing.keys() - self._workers:
+            self._missing[uuid].failed(f"{uuid} was not found again")
         self._sampling.gpus_found(found.driver, [(facts.info, gpu) for facts, gpu in found.gpus])
 
     def submit(self, call: Read | Write) -> None:
@@ -88,8 +93,7 @@ class Driver:
         worker = self._workers.get(call.gpu)
         if worker is None:
             failure = Failure(
-                ErrorCode.GPU_LOST,
-                f"{call.gpu} was not found again; look at `nvidia-smi` and the kernel log",
+                ErrorCode.GPU_LOST, f"{call.gpu} was not found again; see `{KERNEL_LOG}`"
             )
             if self._reopening:
                 failure = Failure(ErrorCode.DEVICE_BUSY, REOPENING)

@@ -304,9 +304,9 @@ class Engine:
             connection.deferrals.add(error)
 
     def _problems(self) -> list[Problem]:
-        ledger = None if self._accounting is None else self._accounting.problem
-        found = (self._driver.problem, self._journal_trouble.problem, ledger)
-        return [problem for problem in found if problem is not None]
+        ledger = () if self._accounting is None else (self._accounting.trouble,)
+        found = (*self._driver.troubles, *self.sampling.troubles, self._journal_trouble, *ledger)
+        return [trouble.problem for trouble in found if trouble.problem is not None]
 
     # --------------------------------------------------------------------------------- internals
 
@@ -541,7 +541,6 @@ class Engine:
                 [self._as_before(facts) for facts, _ in found.gpus],
                 found.driver,
                 self._driver_entry,
-                found.unusable,
             )
         )
         if not self.core.unclaimed:

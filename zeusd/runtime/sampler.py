@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 
+from zeusd.devices.port import DeviceError
 from zeusd.runtime.sources import Sample, Source
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,9 @@ LONGEST_SLEEP_NS = 50_000_000
 """Longest time until a new device is noticed."""
 
 STUCK_NS = 1_000_000_000
+
+LATE_NS, LATE_PERIODS = 2_000_000_000, 10
+"""A source whose newest sample is older than this time and so many update periods is overdue."""
 
 
 class Sampler:
@@ -47,6 +51,7 @@ class Sampler:
         self._busy: tuple[str, int] | None = None
         self._stuck: set[str] = set()
         self._paused: set[str] = set()
+        self._added_ns: dict[str, int] = {}
         self._stopped = False
         self._threads: list[threading.Thread] = []
 
@@ -54,6 +59,7 @@ class Sampler:
         """Starts to sample a source, or resumes after it was found again."""
         with self._guard:
             self._sources[name] = source
+            self._added_ns[name] = self._clock_ns()
             self._paused.discard(name)
             self._rotation = {**self._rotation, name: source}
 
@@ -85,6 +91,16 @@ class Sampler:
     def names(self) -> Iterator[str]:
         """All sources."""
         return iter(list(self._sources))
+
+    def overdue(self) -> Iterator[tuple[str, int, DeviceError | OSError | None]]:
+        """Sources without new samples: the time of the newest one, and why, if that is known."""
+        now_ns = self._clock_ns()
+        for name in self._sources.keys() - self._paused:
+            source, added_ns = self._sources[name], self._added_ns[name]
+            ends_ns = source.history.ends_ns or added_ns
+            if now_ns - max(ends_ns, added_ns) > LATE_NS + LATE_PERIODS * source.period_ns:
+                why = TimeoutError("a call to the driver does not return")
+                yield name, ends_ns, why if name in self._stuck else source.failure
 
     def hurry(self, name: str) -> None:
         """Requests a call of `on_tick` at this source's next tick."""

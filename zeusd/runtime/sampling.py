@@ -28,6 +28,7 @@ from zeusd.runtime.powercap import Zone, ZoneSource, find_packages
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Sample, SharedGpuSource
+from zeusd.runtime.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class Sampling:
         self._clock_ns: Callable[[], int] = time.monotonic_ns if clock is None else clock
         self._offered: dict[str, Callable[[], None]] = {}
         self._modules: dict[int, set[str]] = {}
+        self._blind: set[str] = set()
         self._packages = [] if powercap is None else find_packages(powercap)
         self._meters: list[PowerMeter] = []
         if hwmon is not None and not self._packages:
@@ -155,6 +157,7 @@ class Sampling:
     def gpus_found(self, driver: str, gpus: Iterable[tuple[GpuInfo, Handle]]) -> None:
         """Adds GPUs, at start or when they are found again."""
         for info, handle in gpus:
+            (self._blind.discard if info.has_sensor else self._blind.add)(info.uuid)
             self._offer(info.uuid, partial(self._add_gpu, driver, info, handle))
             if info.module is not None:
                 self._modules.setdefault(info.module, set()).add(info.uuid)
@@ -188,6 +191,17 @@ class Sampling:
                         tick_ns=source.period_ns,
                     )
                 )
+        return found
+
+    @property
+    def troubles(self) -> list[Trouble]:
+        """Of each device that is not sampled, although it has a sensor."""
+        found = []
+        for name, ends_ns, why in self.sampler.overdue():
+            if name not in self._blind:
+                since_ns = time.monotonic_ns() - (self._clock_ns() - ends_ns)
+                found.append(trouble := Trouble("sampling", name, since_ns))
+                trouble.reading_failed(why, f"no new samples of {name}")
         return found
 
     def look_up(self, look_up: LookUp) -> None:

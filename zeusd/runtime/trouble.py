@@ -10,26 +10,37 @@ from pathlib import Path
 from zeus_ipc.replies import Problem
 from zeusd.devices.port import DeviceError
 
+KERNEL_LOG = "sudo dmesg | grep -iE 'nvrm|xid|amdgpu' | tail"
+"""The command that says more about a GPU that does not work."""
+
 
 class Trouble:
     """Remembers a failure, and since when, until the part works again. Any thread may ask.
+
+    Args:
+        part, source: See `Problem`.
+        since_ns: When it began, CLOCK_MONOTONIC; None: when it is noticed.
 
     Attributes:
         problem: The failure; None: the part works.
     """
 
-    def __init__(self, part: str) -> None:
+    def __init__(self, part: str, source: str = "", since_ns: int | None = None) -> None:
         self._part = part
+        self._source = source
+        self._since_ns = since_ns
         self.problem: Problem | None = None
 
-    def failed(self, cause: str, code: str = "", command: str = "") -> bool:
+    def failed(self, cause: str, code: str = "", command: str = KERNEL_LOG) -> bool:
         """Remembers a failure. Returns whether it is another one than before."""
         known = self.problem
+        since_ns = self._since_ns if known is None else known.since_ns
         self.problem = Problem(
             part=self._part,
+            source=self._source,
             code=code,
             cause=cause,
-            since_ns=time.monotonic_ns() if known is None else known.since_ns,
+            since_ns=time.monotonic_ns() if since_ns is None else since_ns,
             command=command,
         )
         return known is None or known.code != code
@@ -37,8 +48,15 @@ class Trouble:
     def device_failed(self, error: DeviceError, cause: str = "") -> bool:
         """The same of a driver's error."""
         code = error.outcome.value if error.code is None else str(error.code)
-        command = error.command or "sudo dmesg | grep -iE 'nvrm|xid|amdgpu' | tail"
-        return self.failed(cause or f"{error.call}: {error.text}", code, command)
+        return self.failed(
+            cause or f"{error.call}: {error.text}", code, error.command or KERNEL_LOG
+        )
+
+    def reading_failed(self, why: DeviceError | OSError | None, what: str) -> bool:
+        """The same of a sensor; None: nothing fails, and it has nothing new."""
+        if isinstance(why, DeviceError):
+            return self.device_failed(why, f"{what}: {why.text}")
+        return self.failed(f"{what}: {why or 'its sensors do not change'}")
 
     def disk_failed(
         self, error: OSError | sqlite3.Error, directory: str | Path, cause: str

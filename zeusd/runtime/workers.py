@@ -23,7 +23,7 @@ from zeus_ipc.replies import (
     SupportedClocks,
 )
 from zeusd.core.effects import Read, Reading, Write
-from zeusd.core.model import Failure, device_failure
+from zeusd.core.model import Failure, device_failure, explained
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import (
     Device,
@@ -53,34 +53,40 @@ _URGENT = frozenset({Reading.CONTROL, Reading.LIMITS})
 
 def read_state(nvml: Backend, gpu: Handle) -> GpuState:
     """The present state, without what only the core knows."""
-    sensors = attempt(nvml.sensors, gpu)
+    failed: list[DeviceError] = []
+    sensors = attempt(nvml.sensors, gpu, failed=failed)
     held: dict[str, list[int] | None] = {}
     for control, spec in SPECS.items():
         if spec.readable:
-            value = attempt(nvml.read_control, gpu, control)
+            value = attempt(nvml.read_control, gpu, control, failed=failed)
             held[control.value] = None if value is None else list(value)
     limit, persistence = (
         held[one.value] for one in (Control.POWER_LIMIT, Control.PERSISTENCE_MODE)
     )
+    power_mw = None if sensors is None else sensors.power_instant_mw
+    gpu_mhz = attempt(nvml.gpu_clock_mhz, gpu, failed=failed)
+    temperature_c = attempt(nvml.temperature_c, gpu, failed=failed)
+    silent = all(one is None for one in (limit, power_mw, gpu_mhz, temperature_c))
     return GpuState(
         t_ns=time.monotonic_ns(),
         controls=held,
         power_limit_mw=None if limit is None else limit[0],
         enforced_power_limit_mw=attempt(nvml.enforced_power_limit_mw, gpu),
-        gpu_clock_mhz=attempt(nvml.gpu_clock_mhz, gpu),
+        gpu_clock_mhz=gpu_mhz,
         memory_clock_mhz=attempt(nvml.memory_clock_mhz, gpu),
         locked_gpu_clocks_mhz=None,
         locked_memory_clocks_mhz=None,
         persistence_mode=None if persistence is None else bool(persistence[0]),
-        power_mw=None if sensors is None else sensors.power_instant_mw,
+        power_mw=power_mw,
         energy_mj=None if sensors is None else sensors.energy_mj,
-        temperature_c=attempt(nvml.temperature_c, gpu),
+        temperature_c=temperature_c,
         throttle_reasons=attempt(nvml.throttle_reasons, gpu),
         enforced_power_profiles=_enforced_profiles(nvml, gpu, held),
         memory_power_mw=None if sensors is None else sensors.memory_power_average_mw,
         module_power_mw=None if sensors is None else sensors.module_power_mw,
         utilization_percent=attempt(nvml.utilization_percent, gpu),
         memory_used_mib=attempt(nvml.memory_used_mib, gpu),
+        failure=explained(failed[0]) if silent and failed else None,
     )
 
 

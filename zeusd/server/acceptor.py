@@ -131,6 +131,7 @@ class Acceptor:
         else:
             why = self._turns.admit(user, now_ns)
         if why is not None:
+            user.reason = why
             self._reports.add(user.uid, "connection_refused", f"{why}; more are closed at once")
             if guarded:
                 self._closer.close(stream)

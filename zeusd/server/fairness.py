@@ -75,6 +75,7 @@ class User(Generic[T]):
     limited_ns: int = 0
     refused: int = 0
     faults: int = 0
+    reason: str = ""
     _readable: deque[T] = field(default_factory=deque)
     _runnable: bool = False
     _waits_since_ns: int | None = None

@@ -182,6 +182,7 @@ class Server:
                 limited=user.waiting,
                 refused=user.refused,
                 faults=user.faults,
+                reason=user.reason,
             )
             for user in self._turns.users
             if user.limited_ns or user.waiting or user.refused or user.faults
@@ -229,12 +230,11 @@ class Server:
         """Closes a connection that broke a rule of the protocol, without a reply (see `zmtp`)."""
         if connection.closed:
             return
-        self._turns.fault(connection.user, time.monotonic_ns())
-        self._reports.add(
-            connection.user.uid,
-            "protocol_error",
-            f"broke a rule of the protocol ({rule}); the connection was closed",
-        )
+        user = connection.user
+        self._turns.fault(user, time.monotonic_ns())
+        user.reason = f"broke a rule of the protocol ({rule})"
+        text = f"{user.reason}; the connection was closed"
+        self._reports.add(user.uid, "protocol_error", text)
         self._close(connection)
 
     def _close(self, connection: Connection) -> None:

@@ -130,6 +130,8 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
         },
         "Commands": {
             "ZEUSD_EXPORTER_LISTEN": (DEFAULT_LISTEN, "Where `zeusd-exporter` listens."),
+            "ZEUSD_EXPORTER_WORKLOADS": ("", "1: `zeusd-exporter` has energy by job and pod."),
+            "ZEUSD_EXPORTER_OTEL": ("", "1: also energy by OpenTelemetry's names."),
             "ZEUS_FLEET_ETCD": (
                 "localhost:2379",
                 "Members of etcd for `zeus-fleet`, separated by spaces.",

@@ -194,6 +194,7 @@ def test_a_lost_gpu(scene: Scene) -> None:
     calls = CALLS - _ABOUT_THE_NODE
     for call in calls:
         scene.devices.inject(3, call, _LOST)
+    wait_for(lambda: scene.client.node().problems, "the lack of samples")
     look, refused, quiesce, resume = COMMANDS["A lost GPU"]
     scene.run(look)
     scene.run(refused)

@@ -153,10 +153,16 @@ def test_names_that_come_as_bytes_become_text(
     assert nvml.driver_version() == "595.58.03"
 
 
-def test_a_name_in_another_encoding_is_no_reason_to_find_no_gpu(open_nvml: Opener) -> None:
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("Tesla® V100".encode("latin-1"), "Tesla\ufffd V100"), (b"V\x1b[2J1\n0\t0 ", "V?[2J1?0?0")],
+)
+def test_an_odd_name_harms_neither_zeusd_nor_a_terminal(
+    open_nvml: Opener, text: bytes, name: str
+) -> None:
     nvml, double = open_nvml()
-    double.node.gpus[0].name = "Tesla® V100".encode("latin-1")
-    assert inspect_gpu(nvml, 0)[0].info.name == "Tesla\ufffd V100"
+    double.node.gpus[0].name = text
+    assert inspect_gpu(nvml, 0)[0].info.name == name
 
 
 def test_mig_is_reported(open_nvml: Opener) -> None:

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from zeusd.runtime.commands import LONGEST, command_of, describe, printable
+from zeusd.devices.port import printable
+from zeusd.runtime.commands import command_of, describe
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,8 @@ def test_a_command_is_known_by_what_its_user_ran(line: str, name: str, said: str
 
 
 def test_nothing_in_it_draws_and_it_is_short() -> None:
-    assert printable("\x1b[31mroot\n1") == "?[31mroot?1"
-    assert len(printable("x" * 1000)) == LONGEST
+    assert printable("\x1b[31mroot\n1", 64) == "?[31mroot?1"
+    assert printable("x" * 1000, 64) == "x" * 63 + "…"
 
 
 def test_of_a_process() -> None:

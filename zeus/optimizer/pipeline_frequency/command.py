@@ -17,7 +17,7 @@ from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteration
 from zeus.utils.progress import progress_bar
 from zeus_ipc import __version__
-from zeus_ipc.options import FOLDER
+from zeus_ipc.options import FOLDER, NUMBER, WHOLE
 from zeus_ipc.parsing import parse, read_file
 
 DEFAULT_P2P_POWER_W = 70.0
@@ -58,8 +58,8 @@ def _both(name: str) -> tuple[str, str]:
     type=FOLDER,
     help="A new folder for the plans.",
 )
-@click.option(*_both("num-mbs"), type=int, help="Number of microbatches per iteration.")
-@click.option(*_both("num-stages"), type=int, help="Number of stages.")
+@click.option(*_both("num-mbs"), type=WHOLE, help="Number of microbatches per iteration.")
+@click.option(*_both("num-stages"), type=WHOLE, help="Number of stages.")
 @click.option(
     *_both("p2p-power"),
     type=_Watts(),
@@ -76,7 +76,7 @@ def _both(name: str) -> tuple[str, str]:
 )
 @click.option(
     *_both("num-chunks"),
-    type=int,
+    type=WHOLE,
     default=2,
     show_default=True,
     help="Model chunks per stage, for looped schedules.",
@@ -89,7 +89,7 @@ def _both(name: str) -> tuple[str, str]:
 @click.option("--stages", help="Plan only for these stages of the profile, such as 0,1,2,7.")
 @click.option(
     *_both("gpus-per-stage"),
-    type=int,
+    type=WHOLE,
     help="GPUs per stage.  [default: from the profile's tp_rank column]",
 )
 @click.option(
@@ -99,46 +99,46 @@ def _both(name: str) -> tuple[str, str]:
     show_default=True,
     help="What the profile's energies are of: one GPU, or a whole stage.",
 )
-@click.option("--points", type=int, help="Maximum number of plans on the frontier.")
-@click.option("--deadline", type=float, help="Make one plan: least energy within this time, s.")
+@click.option("--points", type=WHOLE, help="Maximum number of plans on the frontier.")
+@click.option("--deadline", type=NUMBER, help="Make one plan: least energy within this time, s.")
 @click.option(
     *_both("max-slowdown"),
-    type=float,
+    type=NUMBER,
     help="Make one plan: least energy within this multiple of the fastest time.",
 )
 @click.option(
-    "--straggler", type=float, help="Make one plan, for a straggler that takes this time, s."
+    "--straggler", type=NUMBER, help="Make one plan, for a straggler that takes this time, s."
 )
 @click.option(
     *_both("max-power"),
-    type=float,
+    type=NUMBER,
     metavar="W",
     help="Make one plan with the power of all GPUs below this; the fastest unless a time is given.",
 )
 @click.option(
     *_both("max-ramp"),
-    type=float,
+    type=NUMBER,
     metavar="W/s",
     help="Make one plan with the ramp of their power below this.",
 )
 @click.option(
     *_both("ramp-window"),
-    type=float,
+    type=NUMBER,
     default=1.0,
     show_default=True,
     metavar="S",
     help="For --max-ramp: compare the means of consecutive intervals of this length, s.",
 )
-@click.option(*_both("change-time"), type=float, default=0.0, help="Time of a clock change, s.")
+@click.option(*_both("change-time"), type=NUMBER, default=0.0, help="Time of a clock change, s.")
 @click.option(
-    *_both("max-changes"), type=int, help="Maximum number of clock changes per iteration."
+    *_both("max-changes"), type=WHOLE, help="Maximum number of clock changes per iteration."
 )
 @click.option("--exact/--no-exact", default=None, help="Prove plans best; slow unless small.")
 @click.option(
-    *_both("plot-interval"), type=int, default=100, show_default=True, help="Draw plots; 0: none."
+    *_both("plot-interval"), type=WHOLE, default=100, show_default=True, help="Draw plots; 0: none."
 )
-@click.option(*_both("unit-time"), type=float, hidden=True)
-@click.option(*_both("noise-factor"), type=float, hidden=True)
+@click.option(*_both("unit-time"), type=NUMBER, hidden=True)
+@click.option(*_both("noise-factor"), type=NUMBER, hidden=True)
 def main(**options: Any) -> None:
     """Plan the clock of every instruction of pipeline-parallel training.
 

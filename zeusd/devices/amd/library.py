@@ -14,7 +14,7 @@ from typing import Any
 
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.layouts import BUFFER, MAJORS, SAFE_THREADS, Layouts, layouts_of
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import DeviceError, Outcome, driver_text
 
 CANDIDATES = (
     *(f"libamd_smi.so.{major}" for major in reversed(MAJORS)),
@@ -82,7 +82,7 @@ class Buffer:
     def text(self, offset: int, size: int) -> str:
         """A text that ends with a zero byte."""
         raw = self.data.raw[offset : offset + size].split(b"\0", 1)[0]
-        return raw.decode(errors="replace").strip()
+        return driver_text(raw)
 
 
 class Library:

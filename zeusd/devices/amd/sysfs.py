@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from zeusd.devices.port import driver_text
+
 ROOT = "/sys"
 
 
@@ -70,7 +72,7 @@ class Card:
 def driver_version(root: str) -> str:
     """Version of the amdgpu module, or of the kernel if the driver is part of it."""
     try:
-        return Path(root, "module/amdgpu/version").read_text().strip()
+        return driver_text(Path(root, "module/amdgpu/version").read_bytes())
     except OSError:
         return os.uname().release
 

@@ -30,6 +30,7 @@ from zeusd.devices.port import (
     PowerProfile,
     ProcessUse,
     Sensors,
+    driver_text,
 )
 
 _ENERGY, _INSTANT, _AVERAGE = 83, 186, 185
@@ -254,7 +255,7 @@ class NvmlBackend(TabledControls):
 
     @override
     def driver_version(self) -> str:
-        return _text(self.call("nvmlSystemGetDriverVersion"))
+        return driver_text(self.call("nvmlSystemGetDriverVersion"))
 
     @override
     def device_count(self) -> int:
@@ -268,15 +269,15 @@ class NvmlBackend(TabledControls):
 
     @override
     def uuid(self, gpu: Handle) -> str:
-        return _text(self.call("nvmlDeviceGetUUID", gpu))
+        return driver_text(self.call("nvmlDeviceGetUUID", gpu))
 
     @override
     def name(self, gpu: Handle) -> str:
-        return _text(self.call("nvmlDeviceGetName", gpu))
+        return driver_text(self.call("nvmlDeviceGetName", gpu))
 
     @override
     def pci_address(self, gpu: Handle) -> str:
-        return _text(self.call("nvmlDeviceGetPciInfo", gpu).busId)
+        return driver_text(self.call("nvmlDeviceGetPciInfo", gpu).busId)
 
     @override
     def device_file(self, gpu: Handle) -> str:
@@ -701,8 +702,3 @@ def _layout(types: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct]:
 def _instance(number: int | None) -> int | None:
     """A MIG instance's id; None: no instance."""
     return None if number in (None, _NONE) else int(number)
-
-
-def _text(value: str | bytes) -> str:
-    """Decodes text in any encoding: older nvidia-ml-py returns bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from zeusd.devices.nvml.codes import Return
-from zeusd.devices.port import DeviceError, Handle, MigInstance
+from zeusd.devices.port import DeviceError, Handle, MigInstance, driver_text
 
 _SM_UTIL = 2
 """NVML_GPM_METRIC_SM_UTIL: percent of an instance's SMs that were busy."""
@@ -48,8 +48,9 @@ class Instances:
                 if error.code in (Return.NOT_FOUND, Return.INVALID_ARGUMENT):
                     continue  # no instance has this number, or it was just destroyed
                 raise
-            text = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-            found.append((text, instance, part, int(attributes.computeInstanceSliceCount)))
+            found.append(
+                (driver_text(uuid), instance, part, int(attributes.computeInstanceSliceCount))
+            )
         used: dict[int, float | None] = dict.fromkeys(instance for _, instance, _, _ in found)
         if measure:
             used = {instance: self._sm_percent(gpu, instance) for instance in used}
