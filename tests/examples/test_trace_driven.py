@@ -101,10 +101,11 @@ def test_groups_may_be_given(tmp_path: Path) -> None:
 
 
 def workers(pid: int) -> list[int]:
-    """The processes that a study has started."""
+    """The processes that a study has started, and that work: they have NumPy."""
     pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     commands = {int(one): Path(f"/proc/{one}/cmdline").read_bytes() for one in pids}
-    return [one for one, command in commands.items() if b"spawn_main" in command]
+    started = [one for one, command in commands.items() if b"spawn_main" in command]
+    return [one for one in started if b"numpy" in Path(f"/proc/{one}/maps").read_bytes()]
 
 
 @pytest.mark.parametrize(
