@@ -87,9 +87,19 @@ def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
             one.end_window(f"step {number % 3}", sync_execution=False)
     assert double.asked == 2  # all of that while the gateway kept both
     assert all(one._thread.is_alive() for one in ones)
+    deadlines_s: list[float] = []
+    awaits = Metric._await_end
+
+    def awaited(one: Metric, deadline_s: float) -> None:
+        deadlines_s.append(deadline_s)
+        awaits(one, deadline_s)
+
+    monkeypatch.setattr(Metric, "_await_end", awaited)
     begun_s = time.monotonic()
     metric._close_all()
     assert time.monotonic() - begun_s >= 0.2
+    first_s, second_s = deadlines_s
+    assert first_s == second_s  # together, not each
     assert [one for one in told(caplog) if "not pushed within 0.2 s" in one] == told(caplog)
     assert len(told(caplog)) == 2
 
