@@ -26,6 +26,12 @@ _GPUS = re.compile(r"all|slurm|(gpu-)?[0-9a-f][0-9a-f:.,-]*", re.IGNORECASE)
 
 _FROM_OPTION = "zeusctl.gpus"
 
+_EMPTY = "GPUS is empty; name them (0,2 or 0-3), or all"
+"""A script's variable that is not set does not mean all GPUs."""
+
+MAX_UID = 2**32 - 2
+"""The next number means no user."""
+
 
 class Duration(ParamType):
     """A time such as 30s or 10m, in seconds."""
@@ -47,12 +53,14 @@ class User(ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         """Looks a name up."""
-        if isinstance(value, int) or value.isdecimal():
-            return int(value)
+        is_number = re.fullmatch("[0-9]{1,10}", str(value))
         try:
-            return pwd.getpwnam(value).pw_uid
+            uid = int(value) if is_number else pwd.getpwnam(value).pw_uid
         except KeyError:
+            uid = None
+        if uid is None or uid > MAX_UID:
             self.fail(f"there is no user {value!r}", param, ctx)
+        return uid
 
 
 def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F], F]:
@@ -63,10 +71,14 @@ def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F],
     """
 
     def remember(context: click.Context, _: click.Parameter, text: str | None) -> None:
+        if text == "":
+            raise click.UsageError(_EMPTY, context)
         context.meta[_FROM_OPTION] = text
 
     def chosen(context: click.Context, parameter: click.Parameter, text: str | None) -> str:
         other = context.meta.get(_FROM_OPTION)
+        if text == "" and not isinstance(context.command, CommandVerb):
+            raise click.UsageError(_EMPTY, context)
         if text and other:
             raise click.UsageError(f"GPUs are named twice, {text} and {other}; omit one", context)
         if required and not (text or other or context.resilient_parsing):
@@ -105,6 +117,8 @@ class CommandVerb(click.Command):
         at = args.index("--") if "--" in args else len(args)
         own, command = args[:at], args[at + 1 :]
         words = self._arguments(own)
+        if words and not own[words[0]]:
+            raise click.UsageError(_EMPTY, ctx)
         if words and not _GPUS.fullmatch(own[words[0]]):
             words.insert(0, -1)
         if len(words) > 1 and not ctx.resilient_parsing:

@@ -325,7 +325,7 @@ class Gpu(Entity):
         "THROTTLED BY",
         text=throttled_text,
         title="throttled by",
-        page=lambda one: throttled_text(one) or "nothing",
+        page=lambda one: "-" if one.throttle_reasons is None else throttled_text(one) or "nothing",
         source=_reasons,
         width=19,
     )

@@ -579,6 +579,7 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         assert "`zeusctl resume`" in said.err
         assert "fault  GPUs" in ctl("doctor").out
         assert len(said_json(ctl("resume", "--json").out)["gpus"]) == 4
+        assert ctl("resume").out == "zeusd was not quiesced; nothing changed: 4 GPUs\n"
         assert limits(daemon)[0] == 250
         with pytest.raises(LeaseExpired, match="close the driver"):
             client.set_power_limit(uuid, 150_000)

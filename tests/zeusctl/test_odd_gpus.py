@@ -10,6 +10,7 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.support import public_directory, running_daemon, wait_for
 from tests.zeus.test_odd_gpus import A100, DISPLAY, NO_POWER
 from tests.zeusctl.conftest import Ctl
+from zeusctl.exits import Exit
 from zeusd.devices.nvml.codes import Return
 
 
@@ -35,6 +36,12 @@ def test_doctor_faults_the_lost_gpu_and_not_the_display_card(ctl: Ctl, socket: s
     assert line("gpu").startswith(lost)
     lacking = "ok     sampling   1 device sampled; GPU 1 (Quadro P400) has no sensor of energy"
     wait_for(lambda: line("sampling").startswith(lacking), "the A100 to be sampled")
+
+
+def test_allocations_need_a_ledger(ctl: Ctl, socket: str) -> None:
+    said = ctl("--socket", socket, "allocations")
+    assert said.code == Exit.NOT_SUPPORTED
+    assert "keeps no energy ledger; set a directory under [accounting]" in said.err
 
 
 def test_measure_counts_the_gpus_that_can_be_measured(

@@ -96,6 +96,8 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert said.code == 0
     gpus = parse(ctl("status", "--json").out)["gpus"]
     assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
+    pages = [ctl("show", gpu).out for gpu in ("2", "3")]
+    assert ["throttled by       nothing" in one for one in pages] == [False, True]
     node.inject(2, "processes", 15)
     failed = "reading processes on GPU 2 failed: the GPU has fallen off the bus (NVML 15)"
     said = wait_for(
@@ -399,6 +401,10 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
             "write -- before the command: zeusctl measure -- train.py --epochs 3",
         ),
         (("set", "0", "-p", "200", "--"), Exit.USAGE, "nothing follows --"),
+        (("set", "", "-p", "200", "--", "true"), Exit.USAGE, "GPUS is empty"),
+        (("measure", "", "--", "true"), Exit.USAGE, "GPUS is empty"),
+        (("release", ""), Exit.USAGE, "GPUS is empty"),
+        (("release", "-i", ""), Exit.USAGE, "GPUS is empty"),
         (("-i", "0", "status"), Exit.USAGE, "write it after a command: zeusctl status -i"),
         (("status", "0", "-i", "1"), Exit.USAGE, "GPUs are named twice, 0 and 1"),
         (("status", "-n", "1"), Exit.USAGE, "there is no -n here; write --watch SECONDS"),

@@ -22,7 +22,7 @@ from zeus_ipc.options import EXISTING_FOLDER, Whole, option
 from zeusctl.arguments import User, gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import ALLOCATION, Allocation
-from zeusctl.exits import CommandError
+from zeusctl.exits import CommandError, Exit
 from zeusctl.parts import Part, number_of
 from zeusctl.reports import AllocateReport, AllocationsReport, DeallocateReport
 from zeusctl.session import Session, now, verb
@@ -235,7 +235,11 @@ def allocations(session: Session, gpus: str) -> None:
     """
     ledger = session.client.metrics().ledger
     if ledger is None:
-        raise CommandError("this zeusd keeps no energy ledger; `zeusctl doctor` says why")
+        raise CommandError(
+            "this zeusd keeps no energy ledger; set a directory under [accounting] in zeusd.toml",
+            Exit.NOT_SUPPORTED,
+            "not_supported",
+        )
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     chosen = session.uuids(gpus, (one.gpu for one in ledger.held))
     found = [

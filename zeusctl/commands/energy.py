@@ -119,6 +119,8 @@ def energy(
         without_effect("with --html", "--format", *chosen)
     if picture is not None:
         without_effect("with --plot", "--format", "-o")
+    if "" in (job, pod):  # a script's variable that is not set: not everyone's energy
+        raise click.UsageError(f"--{'job' if job == '' else 'pod'} is empty; name one, or omit it")
     if job or pod:
         without_effect("with --job" if job else "with --pod", "--by", *(["--pod"] if job else []))
     try:

@@ -54,6 +54,8 @@ def resume(session: Session) -> None:
     Read every GPU again, and write limits that were set with --persist again. Without a `quiesce`
     before, nothing happens.
     """
+    quiesced = session.node.quiesced_ns is not None
     node = session.client.resume()
     report = ResumeReport(at=now(), gpus=[KnownGpu.of(gpu) for gpu in node.gpus])
-    session.answer(report, [f"zeusd has reopened the driver: {count(len(node.gpus), 'GPU')}"])
+    done = "has reopened the driver" if quiesced else "was not quiesced; nothing changed"
+    session.answer(report, [f"zeusd {done}: {count(len(node.gpus), 'GPU')}"])
