@@ -171,6 +171,7 @@ def test_a_pending_restore_is_shown_with_its_reason(
     assert "could not be restored; the first: power_limit of GPU 0" in ctl("doctor").out
     said = ctl("reset", "0")
     assert said.code == Exit.PENDING
+    assert "revoked" not in said.out  # its holder has gone
     node.clear_faults()
     assert ctl("reset", "0").code == 0
     assert "pending restore" not in ctl("status").out

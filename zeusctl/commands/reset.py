@@ -149,7 +149,11 @@ def _restore(
         for uuid, by_control in results.items()
         for control, result in by_control.items()
     ]
-    revoked = [one for one in others if results.get(one.uuid, {}).get(one.control, HELD) != HELD]
+    revoked = [
+        one
+        for one in others
+        if not one.restoring and results.get(one.uuid, {}).get(one.control, HELD) != HELD
+    ]
     return ResetReport(at=now(), outcomes=outcomes, revoked=revoked), errors
 
 
