@@ -25,6 +25,7 @@ from zeus.optimizer.power_limit.leader import Participants
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.search import SearchName
 from zeus.optimizer.power_limit.settings import Beside, Setting
+from zeus.optimizer.power_limit.variants import SettingsSearch
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad
 from zeusd.devices.simulated.workloads import ModelWorkload
@@ -88,28 +89,39 @@ def test_clocks_are_lowered_until_two_were_no_better() -> None:
     variants = [Beside("graphics_clock", mhz) for mhz in range(1800, 800, -100)]
     participants = Participants(["GPU"], 200_000, 400_000, tuple(variants))
     planner = LimitPlanner("adaptive", Energy(), 10, 40, 50_000, None, variants)
-    searching = planner.begin(participants)
     chance = random.Random(3)
-    tried: list[int | None] = []
-    held: Setting | None = None
-    position = 0
-    while (trial := searching.next(held, position)) is not None:
-        position += trial.warmup_steps + trial.steps
-        held = trial.setting
-        if held.graphics_clock not in tried:
-            tried.append(held.graphics_clock)
+
+    def sampled(held: Setting, steps: int, position: int) -> Sample:
         mhz = held.graphics_clock or 1900
-        seconds = 0.1 * (0.7 + 0.3 * 1900 / mhz) * trial.steps * chance.uniform(0.99, 1.01)
+        seconds = 0.1 * (0.7 + 0.3 * 1900 / mhz) * steps * chance.uniform(0.99, 1.01)
         # Least energy at 1500 MHz; a job of 100 W, which no limit reaches.
         watts = 100 * (0.8 + ((mhz - 1500) / 1000) ** 2) / (0.7 + 0.3 * 1900 / mhz)
-        sample = Sample(
-            held.power_limit_mw, trial.steps, watts * seconds, seconds, 0.1,
-            position - trial.steps / 2, beside=held.beside,
+        return Sample(
+            held.power_limit_mw, steps, watts * seconds, seconds, 0.1,
+            position - steps / 2, beside=held.beside,
         )  # fmt: skip
-        searching.ran(held, trial.steps)
-        searching.add(sample)
+
+    def run(searching: SettingsSearch, position: int) -> tuple[list[int | None], int]:
+        tried: list[int | None] = []
+        held: Setting | None = None
+        while (trial := searching.next(held, position)) is not None:
+            position += trial.warmup_steps + trial.steps
+            held = trial.setting
+            if held.graphics_clock not in tried:
+                tried.append(held.graphics_clock)
+            searching.ran(held, trial.steps)
+            searching.add(sampled(held, trial.steps, position))
+        return tried, position
+
+    searching = planner.begin(participants)
+    tried, position = run(searching, 0)
     assert tried == [None, 1800, 1700, 1600, 1500, 1400, 1300]
     assert planner.choose(searching.estimates(position), participants).graphics_clock == 1500
+    # A run that continues from lower limits under a clock tries no clock that this one skipped.
+    lower = sampled(Setting(350_000, beside=Beside("graphics_clock", 1500)), 5, position + 5)
+    resumed = planner.begin(participants)
+    resumed.resume([*searching.samples, lower], position + 5)
+    assert set(run(resumed, position + 5)[0]) <= set(tried)
 
 
 def test_a_clock_that_the_gpu_refuses_is_left_out(
@@ -175,3 +187,41 @@ def test_the_choice_is_kept_in_the_profile(node: VirtualNode, tmp_path: Path) ->
 def test_clocks_that_gpus_do_not_have_are_refused_in_one_sentence(node: VirtualNode) -> None:
     with pytest.raises(ValueError, match=r"names 1234 MHz, which these GPUs do not offer"):
         GlobalPowerLimitOptimizer(node.monitor(), search_clocks=[1500, 1234])
+
+
+@pytest.mark.parametrize(
+    ("seed", "noise", "profile_steps", "late"),
+    [(23, 0.1, 10, 2), (11, 0.2, 10, 2), (0, 0.2, 10, 4), (37, 0.2, 16, 1), (38, 0.3, 16, 4)],
+)
+def test_a_late_piece_leaves_no_search_without_the_highest_limit(
+    seed: int, noise: float, profile_steps: int, late: int
+) -> None:
+    """Steps until the next command are measured, too, and may show that training has changed."""
+    clocks = [Beside("graphics_clock", mhz) for mhz in (1200, 900)]
+    participants = Participants(["GPU"], 200_000, 400_000, tuple(clocks))
+    selector = MaxSlowdownConstraint(1.1)
+    planner = LimitPlanner("adaptive", selector, 4, profile_steps, 100_000, None, clocks)
+    searching = planner.begin(participants)
+    chance = random.Random(seed)
+    held: Setting | None = None
+    position = 0
+
+    def measure(setting: Setting, steps: int) -> None:
+        nonlocal position
+        position += steps
+        limit_mw, middle = setting.power_limit_mw, position - steps / 2
+        seconds = 0.1 * (400_000 / limit_mw) ** 0.3 * steps
+        seconds *= chance.uniform(1 - noise, 1 + noise)
+        joules = 0.9 * limit_mw / 1000 * seconds
+        searching.ran(setting, steps)
+        searching.add(Sample(limit_mw, steps, joules, seconds, 0.1, middle, beside=setting.beside))
+
+    while (trial := searching.next(held, position)) is not None:
+        if held is not None and trial.setting != held:
+            for _ in range(late):
+                measure(held, 1)
+        position += trial.warmup_steps
+        held = trial.setting
+        measure(held, trial.steps)
+        assert position < 1000
+    assert searching.estimates(position)[0].setting == Setting(400_000)

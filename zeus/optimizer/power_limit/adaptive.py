@@ -165,7 +165,9 @@ class Adaptive(Search):
         if limit is None:
             return None
         trial = self._trial(limit, current_mw)
-        if self._spent(trial, position) > self._most:
+        # Without the highest limit, there is nothing to compare the others with.
+        alone = bool(self.samples) and not self._estimates.steps_at(self.limits_mw[0])
+        if self._spent(trial, position) > self._most * (1 + alone):
             return None
         if limit != current_mw or limit != self._at:
             self._at, self._stay, self._seen = limit, 0, False

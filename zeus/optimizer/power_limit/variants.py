@@ -102,6 +102,7 @@ class SettingsSearch:
         """The sample of steps that were run."""
         if (family := self._family(sample)) is not None:
             family.search.add(replace(sample, position=sample.position - family.begun))
+            family.over = False  # a late sample may show that training has changed
         self.samples = [
             replace(one, position=one.position + family.begun)
             for family in self._families
@@ -215,7 +216,7 @@ class SettingsSearch:
         """Starts what is next, once everything started has ended. Returns False if nothing is
         left.
         """
-        if self._untried and _is_clock(self._untried[0]) and not self._deepened:
+        if self._untried and _is_clock(self._untried[0]) and self._brief_steps is not None:
             self._skip_clocks(position)
         if self._untried:
             self._try(self._untried[0], position)
