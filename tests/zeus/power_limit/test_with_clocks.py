@@ -189,6 +189,14 @@ def test_clocks_that_gpus_do_not_have_are_refused_in_one_sentence(node: VirtualN
         GlobalPowerLimitOptimizer(node.monitor(), search_clocks=[1500, 1234])
 
 
+@pytest.mark.parametrize("given", [1500, "1500", ["1500"], [1500.5], [True]])
+def test_what_is_no_list_of_clocks_is_refused_in_one_sentence(
+    node: VirtualNode, given: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"search_clocks must be True, False or a list .*, not "):
+        GlobalPowerLimitOptimizer(node.monitor(), search_clocks=given)
+
+
 @pytest.mark.parametrize(
     ("seed", "noise", "profile_steps", "late"),
     [(23, 0.1, 10, 2), (11, 0.2, 10, 2), (0, 0.2, 10, 4), (37, 0.2, 16, 1), (38, 0.3, 16, 4)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -214,10 +214,18 @@ def clocks_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[int]) -> list[
     """Returns the bounds of the graphics clock to search, descending, of those that all GPUs take.
 
     Raises:
-        ZeusArgumentError: A GPU does not take one of those given, or has no clock to lock.
+        ZeusArgumentError: They are no clocks, a GPU does not take one of them, or has none to lock.
     """
     if not wanted or not gpus:
         return []
+    listed = isinstance(wanted, Iterable) and all(
+        isinstance(one, Integral) and not isinstance(one, bool) for one in wanted
+    )
+    if not (listed or wanted is True):
+        raise ZeusArgumentError(
+            "search_clocks must be True, False or a list of whole numbers of MHz, such as "
+            f"[1500, 1200], not {_text(wanted)}"
+        )
     try:
         offered = [set(gpu.get_supported_graphics_clocks()) for gpu in gpus]
     except ZeusGPUNotSupportedError as error:
@@ -229,7 +237,7 @@ def clocks_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[int]) -> list[
         highest = max(common)
         clocks = {min(common, key=lambda one: abs(one - share * highest)) for share in CLOCK_SHARES}
     else:
-        clocks = set(wanted)
+        clocks = set(map(int, wanted))
         if odd := clocks - common:
             raise ZeusArgumentError(
                 f"search_clocks names {min(odd)} MHz, which these GPUs do not offer; they have "
