@@ -243,7 +243,7 @@ def ceiling_option(text: str) -> Callable[[F], F]:
     def checked(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
         if name is not None and re.fullmatch(CEILING_NAME, name) is None:
             raise click.BadParameter(
-                f"{name} is not a ceiling; choose fleet, persisted or job:ID (the site limit is "
+                f"{name!r} is not a ceiling; choose fleet, persisted or job:ID (the site limit is "
                 "in zeusd.toml)"
             )
         return name

@@ -105,7 +105,7 @@ def test_a_ceiling_falls_to_the_lower_bound_in_time(ctl: Ctl, daemon: RunningDae
     [
         (
             ("-p", "100", "--ceiling", "site"),
-            "site is not a ceiling; choose fleet, persisted or job:",
+            "'site' is not a ceiling; choose fleet, persisted or job:",
         ),
         (("-p", "9000", "--ceiling", "fleet"), "9000 W is outside 100 to 250 W"),
         (("-g", "300", "--ceiling", "fleet"), "a ceiling bounds the power limit"),

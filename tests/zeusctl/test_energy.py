@@ -126,6 +126,8 @@ def test_the_exit_code_is_1_if_the_sum_differs_from_the_meters(
         (("energy", "--job", "1", "--pod", "a/b"), "--pod has no effect with --job"),
         (("allocate", "0"), "give one of --job, --pod and --slurm"),
         (("allocate", "--job", "1"), "name the GPUs"),
+        (("allocate", "0", "--job", "1", "--weight", "1000001"), "not in the range"),
+        (("allocate", "0", "--job", "1", "--weight", "2", "--parts", "1"), "more than the GPU's"),
         (("allocate", "9", "--job", "1"), "there is no GPU '9'"),
         (("deallocate", "--job", "1", "--pod", "a/b"), "give one of"),
         (("deallocate", "--slurm"), "SLURM_JOB_ID is not set"),

@@ -106,11 +106,14 @@ class Mapping:
 
 F = Callable[..., Any]
 
+PARTS = Whole(min=1, max=1_000_000)
+"""Parts of a GPU, as many as `Allocate` takes."""
+
 
 def _whose(function: F) -> F:
     """The options that name a job or pod."""
     for add in (
-        option("--slurm", "Take everything from the variables of Slurm's Prolog.", bool),
+        option("--slurm", "Take everything from the variables of Slurm's Prolog or Epilog.", bool),
         option("--run", "Which run of a restarted job."),
         option("--pod", "A Kubernetes pod.", default="", metavar="NAMESPACE/POD"),
         option("--job", "A batch job.", default="", metavar="ID"),
@@ -126,13 +129,13 @@ def _whose(function: F) -> F:
 @option(
     "--weight",
     "Hold a part of each GPU, beside other jobs: its size, such as a number of shards.",
-    Whole(min=1),
+    PARTS,
 )
 @option(
     "--parts",
     "Number of parts that a GPU consists of, such as 7 slices in MIG mode. Parts that "
     "nobody holds are charged to nobody.  [default: the parts that are held]",
-    Whole(min=1),
+    PARTS,
 )
 @option(
     "--mapping",
@@ -171,6 +174,8 @@ def allocate(
         return
     if parts is not None and weight is None:
         raise click.UsageError("--parts is the number of parts that --weight counts; give both")
+    if parts is not None and weight is not None and weight > parts:
+        raise click.UsageError(f"--weight {weight} is more than the GPU's --parts {parts}")
     if slurm:
         without_effect("with --slurm, as Slurm's variables name the GPUs", "GPUS")
     found = _slurm_job() if slurm else None
