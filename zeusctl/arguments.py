@@ -123,7 +123,7 @@ class CommandVerb(click.Command):
             words.insert(0, -1)
         if len(words) > 1 and not ctx.resilient_parsing:
             raise click.UsageError(self._right_form(ctx, own, words[1]), ctx)
-        if "--" in args and not command and not ctx.resilient_parsing:
+        if "--" in args and not any(command[:1]) and not ctx.resilient_parsing:
             raise click.UsageError("Missing argument COMMAND: nothing follows --", ctx)
         if "--" in args and not words:
             own = [*own, ""]  # GPUS, so that the command's first word is not taken for it

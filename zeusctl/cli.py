@@ -190,6 +190,12 @@ def _fail(error: Exception, json_wanted: bool) -> int:
             message = f"there is no {error.option_name} here; write {other}"
         elif isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f" (see `{error.ctx.command_path} --help`)"
+    elif isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        code, name, message = (
+            int(Exit.USAGE),
+            "usage",
+            "a name given is not UTF-8; write it as text",
+        )
     elif isinstance(error, CommandError):
         code, name, message = int(error.exit_code), error.code, str(error)
     elif isinstance(error, TableError) or (isinstance(error, ImportError) and "pip" in str(error)):

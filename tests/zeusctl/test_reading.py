@@ -404,6 +404,8 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
         (("set", "0", "-p", "200", "--"), Exit.USAGE, "nothing follows --"),
         (("set", "", "-p", "200", "--", "true"), Exit.USAGE, "GPUS is empty"),
         (("measure", "", "--", "true"), Exit.USAGE, "GPUS is empty"),
+        (("measure", "--", ""), Exit.USAGE, "nothing follows --"),
+        (("energy", "--job", "\udcff"), Exit.USAGE, "a name given is not UTF-8"),
         (("release", ""), Exit.USAGE, "GPUS is empty"),
         (("release", "-i", ""), Exit.USAGE, "GPUS is empty"),
         (("-i", "0", "status"), Exit.USAGE, "write it after a command: zeusctl status -i"),
