@@ -58,7 +58,7 @@ def heuristic(seed: int, kind: str, counts: dict[str, float]) -> None:
             found = ask(instance, who, frontier, policies, time_s, straggler)
             counts["asked"] += 1
             counts["late"] += found.late > EPSILON
-            if found.late > EPSILON or found.above_policy > EPSILON:
+            if max(found.late, found.above_policy, found.above_frontier) > EPSILON:
                 print(f"{kind} {seed}: {found}")
             counts["policy"] += found.above_policy > EPSILON
             if who is planner:

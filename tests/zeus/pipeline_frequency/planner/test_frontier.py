@@ -124,6 +124,24 @@ def test_a_planner_that_is_asked_first_is_not_above_the_frontier(turn: int) -> N
             assert found.above_frontier <= 1e-9
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed", "time_s"),
+    [("not convex", 992917, 5.9663875594062565), ("other scales", 992950, 97.87501641172153)],
+)
+def test_a_part_of_the_frontier_is_the_same_whatever_part_came_first(
+    kind: str, seed: int, time_s: float
+) -> None:
+    """Where the linear program has several optima, the solver's state chose one of them."""
+    instance = random_instance(random.Random(seed), kind)
+    frontier = instance.planner(exact=False).frontier()
+    policies = uniform_policies(instance)
+    for asked_s in (time_s, *(plan.time_s for plan in frontier.plans[::20])):
+        for straggler in (False, True):
+            planner = instance.planner(exact=False)
+            found = ask(instance, planner, frontier, policies, asked_s, straggler)
+            assert found.above_frontier <= 1e-9
+
+
 @pytest.mark.parametrize("gpu", ["a100", "a40"])
 def test_a_single_plan_is_a_part_of_the_frontiers_work_and_not_above_it(
     gpu: str, monkeypatch: pytest.MonkeyPatch

@@ -110,7 +110,7 @@ class ChangeSearch:
         problem = self._problem
         share = np.linspace(1.0, 0.0, deadlines) ** 1.5
         times_s = problem.min_time_s + share * (problem.max_time_s - problem.min_time_s)
-        solved = [self._search.solve(float(one)) for one in times_s]
+        solved = self._search.program.chain(times_s.tolist())
         prices = np.stack([one.prices_w for one in solved], axis=1)
         little = _LITTLE * prices.mean(axis=0)
         # It is the same for all, and so for any way along a stage.

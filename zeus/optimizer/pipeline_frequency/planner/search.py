@@ -124,8 +124,7 @@ class PlanSearch:
         first = max(0, part * _CHAIN - _AROUND)
         known_s = self._grid_s[first : (part + 1) * _CHAIN + 1 + _AROUND]
         steps = len(known_s) - 1
-        self.program.restart()
-        solved = [self.program.solve(deadline_s) for deadline_s in known_s[::-1].tolist()][::-1]
+        solved = self.program.chain(known_s[::-1].tolist())[::-1]
         self._optima.update((one.deadline_s, one) for one in solved)
         durations = np.stack([one.durations_s for one in solved], axis=1)
         at = np.linspace(0, steps, steps * _PER_DEADLINE + 1)
