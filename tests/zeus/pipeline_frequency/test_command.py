@@ -179,7 +179,7 @@ def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         ((*USUAL, "--deadline", "0.1"), "the fastest takes"),
-        ((*USUAL, "--deadline", "nan"), "must be a number of seconds"),
+        ((*USUAL, "--deadline", "nan"), "nan is not a finite number"),
         ((*USUAL, "--deadline", "1", "--straggler", "2"), "give one of --deadline, --straggler"),
         ((*USUAL, "--straggler", "0", "--points", "0"), "give one of --points, --straggler"),
         ((*USUAL, "--gpus-per-stage", "0"), "at least one GPU, not 0"),
@@ -196,7 +196,8 @@ def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
         ((*USUAL, "--max-power", "0"), "must be watts above 0"),
         ((*USUAL, "--max-power", "300"), "at its lowest settings the pipeline draws up to"),
         ((*USUAL, "--max-ramp", "5", "--ramp-window", "0.1"), "changes its power by up to"),
-        ((*USUAL, "--ramp-window", "nan"), "window of a ramp must be seconds above 0, not nan"),
+        ((*USUAL, "--ramp-window", "nan"), "nan is not a finite number"),
+        ((*USUAL, "--ramp-window", "0"), "window of a ramp must be seconds above 0, not 0"),
         ((*USUAL, "--max-power", "900", "--straggler", "3"), "a bound on power asks for one plan"),
     ],
 )
