@@ -27,6 +27,9 @@ class _Calls:
         self.errors: Counter[str] = Counter()
 
 
+PAUSE_NS = 2_000_000_000
+"""Calls further apart than this say nothing of the time between them."""
+
 _OF_THE_NODE = frozenset({"init", "shutdown", "driver_version", "device_count", "device_handle"})
 """Calls that may succeed although none about a GPU does."""
 
@@ -40,10 +43,12 @@ class MeteredBackend:
     Attributes:
         failing: Since when all calls about GPUs have failed, although none is lost (CLOCK_MONOTONIC
             time, ns), and the first error; None: one has succeeded since.
+        steadily_ns: Since when they have been made, and have failed, without a pause.
     """
 
     def __init__(self, nvml: Backend) -> None:
         self.failing: tuple[int, DeviceError] | None = None
+        self.steadily_ns = self._failed_ns = 0
         self._nvml = nvml
         self._calls: dict[str, _Calls] = {}
         self._wrapped: dict[str, Callable[..., Any]] = {}
@@ -89,8 +94,11 @@ class MeteredBackend:
                 errors[error.outcome.value if error.code is None else str(error.code)] += 1
                 if counts and error.outcome is Outcome.LOST:
                     self.failing = None  # the driver has answered
-                elif counts and error.outcome is Outcome.TRANSIENT and self.failing is None:
-                    self.failing = begin_ns, error
+                elif counts and error.outcome is Outcome.TRANSIENT:
+                    if self.failing is None or begin_ns - self._failed_ns > PAUSE_NS:
+                        self.steadily_ns = begin_ns
+                    self._failed_ns = begin_ns
+                    self.failing = self.failing or (begin_ns, error)
                 raise
             else:
                 if counts:

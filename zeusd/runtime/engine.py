@@ -313,8 +313,8 @@ class Engine:
     @property
     def _gone(self) -> bool:
         """Whether no attempt to restore what is left can succeed."""
-        failing = self._nvml.failing
-        dead = failing is not None and time.monotonic_ns() - failing[0] > GONE_S * 1e9
+        failing_ns = time.monotonic_ns() - self._nvml.steadily_ns
+        dead = self._nvml.failing is not None and failing_ns > GONE_S * 1e9
         return dead or self.core.lost
 
     def apply(self, effects: Sequence[Effect]) -> None:

@@ -13,8 +13,11 @@ import pytest
 
 from tests.support import wait_for
 from zeus_ipc.client import Client
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import RequestRejected
 from zeusd import embed
+from zeusd.devices.metered import MeteredBackend
+from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.vendors import Options
 from zeusd.identity import EMBEDDED_PREFIX, boot_id
@@ -152,6 +155,24 @@ def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> 
     for block in (True, False):
         with pytest.raises(RequestRejected, match="power_limit_mw: Input should be a valid int"):
             client.set_power_limit(gpu, 150_000.5, block=block)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_failures_with_a_pause_between_them_are_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call may fail long after another did, as the first of an exit: it is tried again."""
+    now_ns = [0]
+    monkeypatch.setattr("zeusd.devices.metered.time.monotonic_ns", lambda: now_ns[0])
+    nvml = SimulatedBackend("v100-pcie:setter_ms=0", clock_ns=lambda: 0)
+    nvml.inject(0, "power_limit_mw", 999)
+    nvml.init()
+    metered = MeteredBackend(nvml)
+    since_ns: list[int] = []
+    for now_ns[0] in (0, 10**9, 3 * 10**9, 600 * 10**9, 601 * 10**9):
+        with pytest.raises(DeviceError):
+            metered.read_control(0, Control.POWER_LIMIT)
+        since_ns.append(metered.steadily_ns)
+    assert since_ns == [0, 0, 0, 600 * 10**9, 600 * 10**9]
+    assert metered.failing is not None
+    assert metered.failing[0] == 0
 
 
 @pytest.mark.parametrize(
