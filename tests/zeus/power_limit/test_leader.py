@@ -284,6 +284,28 @@ def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
     assert isinstance(command(), Choose)
 
 
+def test_pieces_that_are_lost_together_take_one_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision takes milliseconds of the training's thread."""
+    search = SettingsSearch(lambda _: Exhaustive([HIGH, LOW], 1, 20))
+    lead = Leader(1, lambda _: search, lambda found, _: found[0], lambda *_: None)
+    lead.take(0, Hello(gpus=["GPU"], min_mw=LOW, max_mw=HIGH))
+    (high,) = lead.commands()
+    for index in range(5):
+        lead.ran(high, index, 2)
+    decided: list[int] = []
+    decide = search.next
+
+    def counted(setting: Any, position: int) -> Any:
+        decided.append(position)
+        return decide(setting, position)
+
+    monkeypatch.setattr(search, "next", counted)
+    for index in range(5):
+        lead.take(0, Piece(trial=high.trial, index=index, steps=2))
+    lead.commands()
+    assert len(decided) == 1
+
+
 def test_epochs_that_end_before_a_limit_is_measured(make_job: MakeJob) -> None:
     job = make_job(2, search="exhaustive").begin()
     while not job.done():

@@ -104,7 +104,7 @@ class Leader:
         self._checks = False  # whether a choice is being checked, which stays in force
         self._sampled = False  # whether the trial has a sample
         self._enough = False  # whether the steps run of it have samples
-        self._lost = False  # whether fewer samples are outstanding
+        self._lost = False  # whether fewer samples are outstanding since the last decision
         self._longest = 0  # steps of a trial
         self._step = 0
         self._start_step = 0
@@ -169,11 +169,11 @@ class Leader:
         ]
         if silent:
             self._stop(f"{_ranks(silent)} did not report steps")
-        elif self._lost:
-            self._decide()
 
     def commands(self) -> list[Command]:
         """Returns the decisions since the last call."""
+        if self._lost:
+            self._decide()
         new, self._commands = self._commands, []
         for command in new:
             if not isinstance(command, Stop):
@@ -298,9 +298,9 @@ class Leader:
 
     def _miss(self, key: tuple[int, int]) -> None:
         self._missing.add(key)
+        self._lost = True  # several may be missed at once, and a decision takes milliseconds
         if key in self._shared:
             self._lose(key)
-        self._decide()
 
     def _lose(self, key: tuple[int, int]) -> None:
         shared = self._shared.pop(key)
