@@ -244,9 +244,10 @@ def test_a_stuck_gpu_delays_no_other(wreck: Wreck) -> None:
     wreck.kill()
     wreck.double.inject(0, SET_LIMIT, delay_ms=60_000)
     code = (
-        "import runpy, sys; helper = runpy.run_path(sys.argv[1], run_name='helper'); "
-        "helper['restore'].__globals__['GPU_TIMEOUT_S'] = 0.5; "
-        "import os; status = helper['main'](sys.argv[2:]); os._exit(status)"
+        "import os, runpy, sys; helper = runpy.run_path(sys.argv[1], run_name='helper'); "
+        "names = helper['restore'].__globals__; each_gpu = names['_each_gpu']; "
+        "names['_each_gpu'] = lambda pending, restore_one, _: each_gpu(pending, restore_one, 2.0); "
+        "os._exit(helper['main'](sys.argv[2:]))"
     )
     done = subprocess.run(
         [
