@@ -71,13 +71,15 @@ with GlobalPowerLimitOptimizer(monitor, Energy(), profile_steps=80, pl_step=50) 
             name = "Checked"
         else:
             continue
-        print(json.dumps([time.monotonic(), name, limit, done and state.chosen]), flush=True)
+        told = [[one.power_limit, one.energy] for one in plo.measurements]
+        said = [time.monotonic(), name, limit, done and state.chosen, told]
+        print(json.dumps(said), flush=True)
         if not sys.stdin.readline():
             break
 """
 """Trains in steps of 12 ms. Prints each change of its optimizer's state: when, its name, its limit,
-and whether it is a choice; and when the choice is old enough to have been checked, after 60 steps.
-Trains on when it may: a line on standard input."""
+whether it is a choice, and what it has measured (W and J); and when the choice is old enough to
+have been checked, after 60 steps. Trains on when it may: a line on standard input."""
 
 
 class Node:
@@ -437,6 +439,14 @@ def answered(lines: IO[str], answers: IO[str]) -> Iterator[Any]:
         answers.flush()
 
 
+def until(name: str, lines: Iterator[Any]) -> Iterator[Any]:
+    """The lines up to the first with a state."""
+    for line in lines:
+        yield line
+        if line[1] == name:
+            return
+
+
 def test_a_search_continues_after_a_restart(node: Node, user: User) -> None:
     with node.machine.popen(
         PYTHON, "-c", TRAINING, user=str(NOBODY), groups=[node.zeus_gid]
@@ -448,13 +458,17 @@ def test_a_search_continues_after_a_restart(node: Node, user: User) -> None:
         pid = node.main_pid()
         node.machine.systemctl("restart", "--no-block", "zeusd")
         wait_for(lambda: node.main_pid() != pid, "zeusd to end")  # and the search is held
-        searched = list(itertools.takewhile(lambda one: one[1] != "Done", lines))
+        said = [*until("Checked", lines)]
+        searched = itertools.takewhile(lambda one: one[1] != "Done", said)
         back_s = int(node.machine.show("zeusd", "ExecMainStartTimestampMonotonic")) / 1e6
         tried = {one[2] for one in searched if one[0] > back_s}
         assert tried, "the search was under way"
         assert min(tried) < LIMIT, "and went on"
-        _, _, limit, chosen = next(one for one in lines if one[1] == "Checked")
+        *_, (_, _, limit, chosen, told) = (one for one in said if one[1] == "Done")
+        energies_j = {round(1000 * watts): joules for watts, joules in told}
         assert chosen
+        assert said[-1][2] == limit, "it has been checked"
+        assert energies_j[limit] <= energies_j[LIMIT], "by its own figures, which takes more energy"
         wait_for(lambda: node.limits() == [limit, LIMIT], "the choice to be in force")
         training.stdin.close()
         assert training.wait() == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -95,7 +96,7 @@ class Events:
         self._reported = {uid: text for uid, text in self._reported.items() if uid in uids}
 
 
-class Follower:
+class Follower(ABC):
     """Keeps zeusd in step with a node's pods. Its user must be an administrator of zeusd.
 
     Args:
@@ -111,6 +112,7 @@ class Follower:
         self._kubelet = kubelet
         self.trouble: Exception | None = None
 
+    @abstractmethod
     def reconcile(self) -> bool:
         """Applies what has changed. Returns whether to call it again soon.
 
@@ -118,7 +120,6 @@ class Follower:
             ZeusIpcError: zeusd did not answer, or this user is not an administrator.
             KubeletUnavailable: kubelet did not.
         """
-        raise NotImplementedError
 
     def attempt(self) -> bool:
         """The same, but logs errors: each once, not at every attempt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def train(plo: GlobalPowerLimitOptimizer, model: nn.Module, work: SimulatedWork)
         plo.on_step_end()
 
 
+def wait_for_all(plo: GlobalPowerLimitOptimizer) -> None:
+    """Steps on until all ranks hold the same limit: one may still have been setting its last."""
+    limits: list[int | None] = [None] * dist.get_world_size()
+    for _ in range(1000):
+        dist.all_gather_object(limits, plo.current_power_limit)
+        if len({*limits}) == 1:
+            return
+        plo.on_epoch_begin()
+        plo.on_step_begin()
+        time.sleep(0.01)
+        plo.on_step_end()
+        plo.on_epoch_end()
+
+
 def main() -> None:
     """One script after the other; each ends as a process would."""
     rank = int(os.environ["LOCAL_RANK"])
@@ -87,6 +102,7 @@ def main() -> None:
         warnings.simplefilter("always", UserWarning)
         for script in (data_parallel, fully_sharded):
             plo = script(rank, work)
+            wait_for_all(plo)
             seen[script.__name__] = {
                 "state": type(plo.state).__name__,
                 "limit_mw": plo.current_power_limit,
