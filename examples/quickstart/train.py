@@ -34,7 +34,7 @@ MOST_SEARCHES = 3
 """The search may take this many times the steps it has planned."""
 LIMITS = 9
 """About so many limits are tried."""
-CHOSEN_STEPS = 30
+CHOSEN_STEPS = 20
 """Steps at the chosen limit."""
 
 
@@ -75,9 +75,11 @@ def show_progress(progress: Progress, optimizer: GlobalPowerLimitOptimizer) -> N
 
     def update(optimizer: GlobalPowerLimitOptimizer) -> None:
         done, _ = optimizer.progress
-        limit_w = optimizer.current_power_limit / 1000
-        what = "chosen" if isinstance(optimizer.state, Done) else "trying"
-        progress.update(task, completed=done, description=f"{what} {limit_w:g} W")
+        state = optimizer.state
+        what, limit = "trying", optimizer.current_power_limit
+        if isinstance(state, Done):
+            what, limit = "chosen", state.optimal_power_limit
+        progress.update(task, completed=done, description=f"{what} {limit / 1000:g} W")
 
     optimizer.on_progress = update
     update(optimizer)
@@ -87,8 +89,8 @@ def main() -> int:
     """Runs the quickstart. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Find the best power limit during training.")
     parser.add_argument("--steps", type=int, help="training steps (enough to try every limit)")
-    parser.add_argument("--warmup-steps", type=int, default=10, help="at each limit (10)")
-    parser.add_argument("--profile-steps", type=int, default=40, help="at each limit (40)")
+    parser.add_argument("--warmup-steps", type=int, default=5, help="at each limit (5)")
+    parser.add_argument("--profile-steps", type=int, default=20, help="at each limit (20)")
     parser.add_argument(
         "--max-slowdown",
         type=float,
