@@ -225,7 +225,7 @@ class Client(Closing):
         block: bool = True,
         together: bool = False,
     ) -> dict[str, list[int]]:
-        """Sets any control. `set_power_limit` and the like do the same for one control each.
+        """Sets a control. `set_power_limit` and the like do the same for one control each.
 
         Args:
             gpus: UUIDs.
@@ -260,25 +260,25 @@ class Client(Closing):
             LeaseHeld, LeaseExpired, OutOfRange, PermissionRefused, NotSupported, DeviceFailure: See
                 each.
         """
-        self._set(operations.SET_POWER_LIMIT, gpus, block, power_limit_mw=power_limit_mw)
+        self.set(gpus, Control.POWER_LIMIT, [power_limit_mw], block=block)
 
     def set_gpu_clocks(
         self, gpus: str | Sequence[str], min_mhz: int, max_mhz: int, *, block: bool = True
     ) -> None:
         """Locks the graphics clock to a range, MHz. Errors as for `set_power_limit`."""
-        self._set(operations.SET_GPU_CLOCKS, gpus, block, min_mhz=min_mhz, max_mhz=max_mhz)
+        self.set(gpus, Control.GPU_CLOCKS, [min_mhz, max_mhz], block=block)
 
     def set_memory_clocks(
         self, gpus: str | Sequence[str], min_mhz: int, max_mhz: int, *, block: bool = True
     ) -> None:
         """Locks the memory clock to a range, MHz. Errors as for `set_power_limit`."""
-        self._set(operations.SET_MEMORY_CLOCKS, gpus, block, min_mhz=min_mhz, max_mhz=max_mhz)
+        self.set(gpus, Control.MEMORY_CLOCKS, [min_mhz, max_mhz], block=block)
 
     def set_persistence_mode(
         self, gpus: str | Sequence[str], enabled: bool, *, block: bool = True
     ) -> None:
         """Turns persistence mode on or off. Errors as for `set_power_limit`."""
-        self._set(operations.SET_PERSISTENCE_MODE, gpus, block, enabled=enabled)
+        self.set(gpus, Control.PERSISTENCE_MODE, [int(enabled)], block=block)
 
     def reset(
         self, gpus: str | Sequence[str], control: Control | str, *, block: bool = True

@@ -101,8 +101,6 @@ class ControlSpec:
         ceilings: Whether ceilings apply: the control is one number, and lower draws less power.
         excludes: Controls that this one affects: both can be leased only on request.
         leased_by_default: Whether the group `zeus` may lease it by default.
-        operation: The protocol's operation that sets only this control; empty: only `set` does.
-        arguments: The fields of that request, in the order of the value's integers.
         option: zeusctl's long option.
         letter: zeusctl's short option; empty: none.
         metavar: Placeholder of the value in the option's help.
@@ -123,8 +121,6 @@ class ControlSpec:
     refused_target: Literal["nearest", "unlock", "retry"]
     ceilings: bool
     leased_by_default: bool
-    operation: str
-    arguments: tuple[str, ...]
     option: str
     letter: str
     metavar: str
@@ -277,8 +273,6 @@ SPECS: dict[Control, ControlSpec] = {
             refused_target="nearest",
             ceilings=True,
             leased_by_default=True,
-            operation="set_power_limit",
-            arguments=("power_limit_mw",),
             option="power-limit",
             letter="p",
             metavar="WATTS",
@@ -297,8 +291,6 @@ SPECS: dict[Control, ControlSpec] = {
             refused_target="unlock",
             ceilings=False,
             leased_by_default=True,
-            operation="set_gpu_clocks",
-            arguments=("min_mhz", "max_mhz"),
             option="gpu-clocks",
             letter="g",
             metavar="MHZ[,MHZ]",
@@ -317,8 +309,6 @@ SPECS: dict[Control, ControlSpec] = {
             refused_target="unlock",
             ceilings=False,
             leased_by_default=True,
-            operation="set_memory_clocks",
-            arguments=("min_mhz", "max_mhz"),
             option="memory-clocks",
             letter="m",
             metavar="MHZ[,MHZ]",
@@ -337,8 +327,6 @@ SPECS: dict[Control, ControlSpec] = {
             refused_target="retry",
             ceilings=False,
             leased_by_default=False,
-            operation="set_persistence_mode",
-            arguments=("enabled",),
             option="persistence",
             letter="",
             metavar="[on|off]",
@@ -357,8 +345,6 @@ SPECS: dict[Control, ControlSpec] = {
             refused_target="retry",
             ceilings=False,
             leased_by_default=True,
-            operation="",
-            arguments=(),
             option="power-profile",
             letter="",
             metavar="NAME[,NAME]",
@@ -376,9 +362,6 @@ READABLE = frozenset(spec.control for spec in SPECS.values() if spec.readable)
 
 RESTORE_ORDER = tuple(sorted(SPECS, key=lambda control: SPECS[control].restore_order))
 """Controls in the order of a GPU's restores."""
-
-BY_OPERATION = {spec.operation: spec for spec in SPECS.values() if spec.operation}
-"""Specs by the protocol's request that sets them."""
 
 
 profile_name = SPECS[Control.POWER_PROFILE].member

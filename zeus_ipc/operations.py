@@ -63,10 +63,6 @@ from zeus_ipc.requests import (
     Resume,
     SetCeiling,
     SetControl,
-    SetGpuClocks,
-    SetMemoryClocks,
-    SetPersistenceMode,
-    SetPowerLimit,
 )
 from zeus_ipc.wire import Message
 
@@ -106,10 +102,6 @@ PROCESSES = Operation(GetProcesses, GpuProcesses, "gpus")
 WINDOWS = Operation(GetWindows, WindowEnergies, "sources")
 TIMELINE = Operation(GetTimeline, Timeline, "sources")
 SET = Operation(SetControl, Applied, "gpus")
-SET_POWER_LIMIT = Operation(SetPowerLimit, Applied, "gpus")
-SET_GPU_CLOCKS = Operation(SetGpuClocks, Applied, "gpus")
-SET_MEMORY_CLOCKS = Operation(SetMemoryClocks, Applied, "gpus")
-SET_PERSISTENCE_MODE = Operation(SetPersistenceMode, Applied, "gpus")
 RESET = Operation(Reset, Applied, "gpus")
 ACQUIRE = Operation(Acquire, Acquired, "gpus")
 RELEASE = Operation(Release, Released)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from zeus_ipc.client import Client
 from zeus_ipc.codec import encode
 from zeus_ipc.connection import WITHOUT_WAITING, Connection
-from zeus_ipc.operations import HEARTBEAT, SET_GPU_CLOCKS
+from zeus_ipc.controls import Control
+from zeus_ipc.operations import HEARTBEAT, SET
 from zeus_ipc.socket_transport import SocketTransport
 from zeus_ipc.zmtp import frame
 
@@ -124,7 +125,7 @@ class PreparedClocks:
             self._frames = {clock: self._frame(mhz) for clock, mhz in self._clocks.items()}
 
     def _frame(self, mhz: int) -> bytes:
-        message = self._client._message(SET_GPU_CLOCKS, {"gpus": [self._gpu], "block": False})
-        deadline_ns = time.monotonic_ns() + VALID_NS
-        message.update(min_mhz=mhz, max_mhz=mhz, id=0, deadline_ns=deadline_ns)
+        what = {"gpus": [self._gpu], "block": False, "control": Control.GPU_CLOCKS.value}
+        message = self._client._message(SET, {**what, "value": [mhz, mhz]})
+        message.update(id=0, deadline_ns=time.monotonic_ns() + VALID_NS)
         return frame(encode(message))

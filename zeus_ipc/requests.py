@@ -22,7 +22,6 @@ from zeus_ipc.wire import (
     PROTOCOL_VERSION,
     ControlName,
     Gpus,
-    MegaHertz,
     Message,
     MilliWatts,
     Uuid,
@@ -209,7 +208,7 @@ class _SetRequest(_Request):
 
 
 class SetControl(_SetRequest):
-    """Sets any control, by its name; the requests below set one control each."""
+    """Sets a control."""
 
     op: Literal["set"] = "set"
     control: ControlName
@@ -218,42 +217,6 @@ class SetControl(_SetRequest):
         list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=controls.MOST_MEMBERS)
     ]
     """In the journal's form, see `Back.value`."""
-
-
-class SetPowerLimit(_SetRequest):
-    """Sets the power limit."""
-
-    op: Literal["set_power_limit"] = "set_power_limit"
-    power_limit_mw: MilliWatts
-    """Within the GPU's range, and at most the site limit."""
-
-
-class SetGpuClocks(_SetRequest):
-    """Locks the graphics (SM) clock to a range."""
-
-    op: Literal["set_gpu_clocks"] = "set_gpu_clocks"
-    min_mhz: MegaHertz
-    """Lower end of the range."""
-    max_mhz: MegaHertz
-    """Upper end of the range."""
-
-
-class SetMemoryClocks(_SetRequest):
-    """Locks the memory clock to a range."""
-
-    op: Literal["set_memory_clocks"] = "set_memory_clocks"
-    min_mhz: MegaHertz
-    """Lower end of the range."""
-    max_mhz: MegaHertz
-    """Upper end of the range."""
-
-
-class SetPersistenceMode(_SetRequest):
-    """Turns persistence mode on or off."""
-
-    op: Literal["set_persistence_mode"] = "set_persistence_mode"
-    enabled: bool
-    """Whether to turn it on."""
 
 
 class Reset(_SetRequest):
@@ -598,9 +561,7 @@ class Goodbye(_Request):
     op: Literal["goodbye"] = "goodbye"
 
 
-SetRequest = (
-    SetControl | SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
-)
+SetRequest = SetControl | Reset
 ReadRequest = GetState | GetEnergy | GetPower | GetClocks | GetProcesses
 PastRequest = GetWindows | GetTimeline
 AccountingRequest = Allocate | Deallocate | GetUsage | ForgetUser

@@ -208,9 +208,10 @@ int main(int argc, char **argv)
         fail("this node has no GPUs");
     copy_str(at(first, "uuid"), gpu, sizeof gpu);
 
-    begin("set_power_limit", 2);
+    begin("set", 3);
     put_str("gpus"), put_array(1), put_str(gpu);
-    put_str("power_limit_mw"), put_uint(strtoull(argv[2], NULL, 10) * 1000);
+    put_str("control"), put_str("power_limit");
+    put_str("value"), put_array(1), put_uint(strtoull(argv[2], NULL, 10) * 1000);
     fail_if_error(at(at(ask(), "gpus"), gpu));
     printf("%s is limited to %s W\n", gpu, argv[2]);
     fflush(stdout);

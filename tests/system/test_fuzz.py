@@ -37,7 +37,7 @@ values = st.recursive(
     max_leaves=20,
 )
 FIELDS = (
-    *("gpus", "controls", "control", "block", "power_limit_mw", "min_mhz", "max_mhz", "enabled"),
+    *("gpus", "controls", "control", "block", "value"),
     *(
         "deadline_ns",
         "client",
@@ -127,7 +127,7 @@ def _garbage(rng: random.Random) -> bytes:
     if kind == 0:
         return rng.randbytes(rng.randrange(1, 400))
     message = {"v": 1, "id": rng.randrange(9), "op": rng.choice([*OPERATIONS])}
-    for name in rng.sample(("gpus", "control", "controls", "power_limit_mw", "client"), 3):
+    for name in rng.sample(("gpus", "control", "controls", "value", "client"), 3):
         message[name] = rng.choice((None, 1, -1, 2**60, "x" * 250, [], ["GPU-x"] * 60, {}, 1.5))
     data = bytearray(msgpack.packb(message))
     for _ in range(rng.randrange(4) if kind > 1 else 0):

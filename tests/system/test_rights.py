@@ -27,8 +27,8 @@ dealer = context.socket(zmq.DEALER)
 dealer.setsockopt(zmq.RCVTIMEO, 10_000)
 dealer.connect("ipc://" + sys.argv[1])
 claims = {"uid": 0, "gid": 0, "pid": 1, "user": "root", "groups": [0], "CapEff": "000001ffffffffff"}
-message = {"v": 1, "id": 1, "op": "set_power_limit", "gpus": [sys.argv[2]],
-           "power_limit_mw": 150_000, "client": "root", **claims}
+message = {"v": 1, "id": 1, "op": "set", "gpus": [sys.argv[2]], "control": "power_limit",
+           "value": [150_000], "client": "root", **claims}
 dealer.send(msgpack.packb(message))
 reply = msgpack.unpackb(dealer.recv())
 print(json.dumps([os.getuid(), reply["result"]["gpus"][sys.argv[2]]["error"]["code"]]))

@@ -166,7 +166,7 @@ def test_invalid_sets_sent_without_waiting_are_failures_as_well(
 ) -> None:
     uuid = client.node().gpus[0].uuid
     client.set_power_limit(uuid, value, block=False)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(errors.DeferredSetFailed, match="power_limit_mw: ") as caught:
+    with pytest.raises(errors.DeferredSetFailed, match=r"value\.0: ") as caught:
         # The first reply after the set has it: this one, or that to the client's own thread.
         wait_for(lambda: client.heartbeat() < 0, "never: a call raises")
     assert (caught.value.count, type(caught.value.last)) == (1, errors.RequestRejected)
@@ -245,7 +245,14 @@ def test_a_child_that_closes_the_inherited_client_ends_nothing(
         (msgpack.packb({"v": 1, "id": 5, "op": "energy", "gpus": "all"}), "bad_request"),
         (
             msgpack.packb(
-                {"v": 1, "id": 5, "op": "set_power_limit", "gpus": ["x"], "power_limit_mw": True}
+                {
+                    "v": 1,
+                    "id": 5,
+                    "op": "set",
+                    "gpus": ["x"],
+                    "control": "power_limit",
+                    "value": [True],
+                }
             ),
             "bad_request",
         ),
@@ -265,7 +272,7 @@ def test_an_invalid_request_gets_an_error(daemon: RunningDaemon, message: bytes,
     if code == "unsupported_version":
         assert reply["error"]["details"]["protocols"] == [1]
     if code == "unknown_operation":
-        assert "set_power_limit" in reply["error"]["details"]["operations"]
+        assert "set" in reply["error"]["details"]["operations"]
 
 
 def test_unknown_fields_are_ignored(daemon: RunningDaemon) -> None:

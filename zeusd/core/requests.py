@@ -11,7 +11,6 @@ from typing import Any
 
 from zeus_ipc import replies
 from zeus_ipc.controls import (
-    BY_OPERATION,
     SPECS,
     Control,
     ControlSpec,
@@ -27,10 +26,6 @@ from zeus_ipc.requests import (
     Request,
     Reset,
     SetControl,
-    SetGpuClocks,
-    SetMemoryClocks,
-    SetPersistenceMode,
-    SetPowerLimit,
     SetRequest,
 )
 from zeus_ipc.wire import PROTOCOL_VERSION
@@ -77,17 +72,10 @@ SHUTTING_DOWN = Failure(
 
 AS_ASKED = replies.Applied()
 
-_SETS = (SetControl, SetPowerLimit, SetGpuClocks, SetMemoryClocks, SetPersistenceMode, Reset)
 
-
-def asked_of(request: SetRequest) -> tuple[Control, ControlValue | None]:
-    """Which control a set is about, and the value it asks for; None: the restore target."""
-    if isinstance(request, Reset):
-        return request.control, None
-    if isinstance(request, SetControl):
-        return request.control, SPECS[request.control].normal(request.value)
-    spec = BY_OPERATION[request.op]
-    return spec.control, tuple([int(getattr(request, name)) for name in spec.arguments])
+def asked_of(request: SetRequest) -> ControlValue | None:
+    """The value that a set asks for; None: the restore target."""
+    return None if isinstance(request, Reset) else SPECS[request.control].normal(request.value)
 
 
 class Requests:
@@ -111,7 +99,8 @@ class Requests:
             **self.leases.handlers,
             **self.administration.handlers,
             **AccountingRequests(context).handlers,
-            **dict.fromkeys(_SETS, self._set),
+            SetControl: self._set,
+            Reset: self._set,
         }
 
     def serve(self, connection: ClientState, request: Request) -> None:
@@ -177,7 +166,7 @@ class Requests:
         return info.model_copy(update=known)
 
     def _set(self, connection: ClientState, request: SetRequest) -> None:
-        control, asked = asked_of(request)
+        control, asked = request.control, asked_of(request)
         settings, peer = self._node.settings, connection.peer
         pending = self.context.track(connection, request) if request.block else None
         for uuid in dict.fromkeys(request.gpus):

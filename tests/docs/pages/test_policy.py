@@ -113,11 +113,12 @@ def _outcome(world: World, wants: str) -> str:
     clocks = re.match(r"(\d+) to (\d+) MHz on", wants)
     arguments: dict[str, Any] = {}
     if watts:
-        op, arguments = "set_power_limit", {"power_limit_mw": int(watts[1]) * 1000}
+        op, arguments = "set", {"control": "power_limit", "value": [int(watts[1]) * 1000]}
     elif clocks:
-        op, arguments = "set_gpu_clocks", {"min_mhz": int(clocks[1]), "max_mhz": int(clocks[2])}
+        value = [int(clocks[1]), int(clocks[2])]
+        op, arguments = "set", {"control": "gpu_clocks", "value": value}
     elif wants.startswith("persistence mode"):
-        op, arguments = "set_persistence_mode", {"enabled": True}
+        op, arguments = "set", {"control": "persistence_mode", "value": [1]}
     elif wants.startswith("a reset of"):
         op = "restore"
     else:

@@ -417,7 +417,7 @@ class DriverWorld(World):
                     self.at(when_ns, lambda: conn in self.alive and self.kill_process(conn))
         elif name == "clocks":
             low = rng.randrange(300, 900)
-            self.ask(self.process(), "set_gpu_clocks", gpus=[uuid], min_mhz=low, max_mhz=900)
+            self.ask(self.process(), "set", gpus=[uuid], control="gpu_clocks", value=[low, 900])
         elif name == "release" and self.alive:
             self.ask(self.process(), "release")
         elif name == "zeusd":
@@ -433,7 +433,9 @@ class DriverWorld(World):
 
     def _set(self, uuid: str) -> None:
         watts = self.rng.choice((120, 153.5, 187, 200, 228.4, 250, 300))
-        self.ask(self.process(), "set_power_limit", gpus=[uuid], power_limit_mw=round(watts * 1000))
+        self.ask(
+            self.process(), "set", gpus=[uuid], control="power_limit", value=[round(watts * 1000)]
+        )
 
     def _die_at(self, when_ns: int) -> None:
         life = self._life

@@ -104,35 +104,15 @@ class Model(Checked):
     ) -> None:
         """A process sets one control."""
         step = choice % 5
-        if control is Control.POWER_LIMIT:
-            self.request(
-                program,
-                "set_power_limit",
-                gpus=[gpu],
-                power_limit_mw=120_000 + 30_000 * step,
-                block=block,
-            )
-        elif control is Control.PERSISTENCE_MODE:
-            self.request(
-                program, "set_persistence_mode", gpus=[gpu], enabled=bool(step % 2), block=block
-            )
-        elif control is Control.POWER_PROFILE:
-            wanted = ([], [1], [1, 2], [2, 3], [4])[step]
-            self.request(
-                program,
-                "set",
-                gpus=[gpu],
-                control=control.value,
-                value=wanted,
-                block=block,
-                together=choice < 4,
-            )
-        else:
-            op = "set_gpu_clocks" if control is Control.GPU_CLOCKS else "set_memory_clocks"
-            low = 300 + 100 * step
-            self.request(
-                program, op, gpus=[gpu], min_mhz=low, max_mhz=low + 200 * step, block=block
-            )
+        low = 300 + 100 * step
+        value = {
+            Control.POWER_LIMIT: [120_000 + 30_000 * step],
+            Control.PERSISTENCE_MODE: [step % 2],
+            Control.POWER_PROFILE: ([], [1], [1, 2], [2, 3], [4])[step],
+        }.get(control, [low, low + 200 * step])
+        more = {"together": choice < 4} if control is Control.POWER_PROFILE else {}
+        asked = {"gpus": [gpu], "control": control.value, "value": value, "block": block}
+        self.request(program, "set", **asked, **more)
 
     def kill(self, process: Process) -> None:
         """A process dies."""

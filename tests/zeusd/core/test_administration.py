@@ -74,7 +74,7 @@ def test_only_administrators_may(world: World, op: str, arguments: dict[str, Any
 
 def test_a_restore_revokes_leases_and_informs_their_holders(world: World) -> None:
     world.set_power(ALICE, 200)
-    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     outcomes = restore(world)["result"]["gpus"][GPU0]["controls"]
     assert outcomes == dict.fromkeys((one.value for one in Control), "ok")
     assert world.limit_w() == 300
@@ -93,13 +93,13 @@ def test_a_control_that_a_gpu_does_not_offer_is_none_to_restore(world: World) ->
     assert set(outcomes.values()) == {"ok"}
     records = world.call(ADMIN, "audit")["result"]["records"]
     assert [one for one in records if one.get("control") == "memory_clocks"] == []
-    world.call(ADMIN, "set_memory_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(ADMIN, "set", gpus=[GPU0], control="memory_clocks", value=[900, 1000])
     world.faults.clear()
     assert restore(world)["result"]["gpus"][GPU0]["controls"]["memory_clocks"] == "ok"
 
 
 def test_a_set_control_whose_driver_refuses_is_pending(world: World) -> None:
-    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     world.faults[CLOCKS] = 3
     outcome = restore(world)["result"]["gpus"][GPU0]["controls"]["gpu_clocks"]
     assert "not supported" in outcome
@@ -108,7 +108,7 @@ def test_a_set_control_whose_driver_refuses_is_pending(world: World) -> None:
 
 def test_a_restore_of_one_control_leaves_the_others(world: World) -> None:
     world.set_power(ALICE, 200)
-    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     restore(world, gpus=[GPU0], controls=["gpu_clocks"])
     assert world.values[CLOCKS] == ()
     assert world.limit_w() == 200
@@ -170,7 +170,7 @@ def test_a_failed_request_leaves_nothing_pending(world: World, code: int, said: 
     assert said in outcome["gpu_clocks"]
     world.faults.clear()
     assert world.call(ADMIN, "leases")["result"]["leases"] == []
-    reply = world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    reply = world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     assert "error" not in reply["result"]["gpus"][GPU0]
 
 
@@ -216,7 +216,7 @@ def test_a_persisted_value_survives_zeusd_and_a_reload_and_ends_with_a_reset(
     world: World,
 ) -> None:
     persist(world, 240)
-    world.call(ADMIN, "set_gpu_clocks", gpus=[GPU0], min_mhz=300, max_mhz=1100)
+    world.call(ADMIN, "set", gpus=[GPU0], control="gpu_clocks", value=[300, 1100])
     world.call(ADMIN, "persist", gpus=[GPU0], controls=["gpu_clocks"])
     world.start_core(alive=set())
     connect(world)
@@ -433,7 +433,7 @@ def test_a_job_that_starts_takes_nothing_from_other_jobs_on_its_gpu() -> None:
     world = make_world()
     world.connect(7, pid=707, uid=1002, job="77")
     world.set_power(7, 200)
-    world.call(BOB, "set_gpu_clocks", gpus=[GPU0], min_mhz=600, max_mhz=900)
+    world.call(BOB, "set", gpus=[GPU0], control="gpu_clocks", value=[600, 900])
     answer = world.call(ADMIN, "restore", gpus=[GPU0], jobs=["78", "s78"])["result"]["gpus"][GPU0]
     assert (answer["controls"]["power_limit"], answer["controls"]["gpu_clocks"]) == ("held", "ok")
     assert world.limit_w() == 200
@@ -606,7 +606,7 @@ def test_the_metrics_count_what_happened(world: World) -> None:
     world.set_power(ALICE, 200)
     world.set_power(ALICE, 210)
     world.set_power(BOB, 200)  # held
-    world.call(BOB, "set_memory_clocks", gpus=[GPU0], min_mhz=1, max_mhz=2)  # not allowed
+    world.call(BOB, "set", gpus=[GPU0], control="memory_clocks", value=[1, 2])  # not allowed
     world.values[POWER] = (120_000,)
     world.call(ALICE, "release")
     found = metrics(world)

@@ -32,7 +32,7 @@ def test_no_record_tells_other_users_a_pid() -> None:
     world = make_world()
     world.set_power(ALICE, 200)
     world.call(ADMIN, "release", whose="all")
-    world.call(BOB, "set_memory_clocks", gpus=[GPU0], min_mhz=1, max_mhz=2)  # not allowed
+    world.call(BOB, "set", gpus=[GPU0], control="memory_clocks", value=[1, 2])  # not allowed
     world.call(ADMIN, "restore", gpus=[GPU0])
     records = world.call(BOB, "audit")["result"]["records"]
     others = [one for one in records if one.get("uid") != 1003]

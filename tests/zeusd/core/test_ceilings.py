@@ -64,7 +64,7 @@ def test_an_idle_gpu_is_lowered_to_a_ceiling_and_raised_again(world: World) -> N
 def test_a_refusal_names_what_bounds_the_value(world: World) -> None:
     def refusal(watts: float) -> str:
         asked = round(watts * 1000)
-        reply = world.call(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=asked)
+        reply = world.call(ALICE, "set", gpus=[GPU0], control="power_limit", value=[asked])
         return str(reply["result"]["gpus"][GPU0]["error"]["message"])
 
     assert "is outside 100 to 300 W: this GPU accepts no less; choose" in refusal(50)
@@ -86,14 +86,15 @@ def test_what_is_offered_is_what_is_accepted(world: World) -> None:
     offered = world.call(ADMIN, "policy")["result"]["gpus"][GPU0]
     assert offered["gpu_clocks"]["ranges"] == [[210, 1410]]
 
-    def code(op: str, low: int, high: int) -> str:
-        found = world.call(ADMIN, op, gpus=[GPU0], min_mhz=low, max_mhz=high)["result"]["gpus"]
+    def code(control: str, low: int, high: int) -> str:
+        asked = {"gpus": [GPU0], "control": control, "value": [low, high]}
+        found = world.call(ADMIN, "set", **asked)["result"]["gpus"]
         return str(found[GPU0].get("error", {"code": "ok"})["code"])
 
     for span, wanted in (((210, 1410), "ok"), ((0, 300), "ok"), ((3000, 3000), "out_of_range")):
-        assert code("set_gpu_clocks", *span) == wanted
+        assert code("gpu_clocks", *span) == wanted
     for span, wanted in (((810, 810), "ok"), ((2000, 2000), "out_of_range")):
-        assert code("set_memory_clocks", *span) == wanted
+        assert code("memory_clocks", *span) == wanted
 
 
 def test_a_lease_stays_below_it_and_gets_its_requested_value_later(world: World) -> None:
@@ -360,7 +361,7 @@ def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enf
 def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_released() -> None:
     world = make_world(enforcing(210, True))
     world.hold = True
-    world.ask(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world.ask(ALICE, "set", gpus=[GPU0], control="power_limit", value=[200_000])
     world.reload(enforcing(220, False))
     world.values[GPU0, Control.POWER_LIMIT] = (250_000,)
     world.hold = False
@@ -380,7 +381,7 @@ def test_a_control_that_is_found_while_the_driver_is_closed_waits_for_resume() -
     connect(world)
     world.hold = True
     world.ask(ALICE, "acquire", gpus=[GPU0], controls=["power_limit"])
-    world.ask(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world.ask(ALICE, "set", gpus=[GPU0], control="power_limit", value=[200_000])
     world.ask(ADMIN, "quiesce")  # a call is in flight, so the driver is not closed yet
     world.hidden.clear()
     world.find_gpus()
@@ -401,7 +402,7 @@ def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:
     assert len(world.writes) == writes
     world.reload(locking(high_mhz=900))
     assert world.values[CLOCKS] == (300, 900)
-    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=400, max_mhz=500)
+    world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[400, 500])
     world.call(ALICE, "release")
     assert world.values[CLOCKS] == (300, 900)
 
@@ -437,7 +438,7 @@ def test_clocks_that_the_site_wants_no_more_are_unlocked() -> None:
 def test_clocks_that_the_site_wants_no_more_are_unlocked_after_a_lease_that_set_nothing() -> None:
     world = make_world(locking())
     world.hold = True
-    world.ask(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=400, max_mhz=500)
+    world.ask(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[400, 500])
     world.reload(SitePolicy())
     world.faults[CLOCKS] = 4
     world.hold = False

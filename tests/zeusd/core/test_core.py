@@ -51,7 +51,7 @@ def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: 
     holder = world.connect(1)
     world.connect(2)
     world.set_power(1, 150)
-    world.call(1, "set_gpu_clocks", gpus=[GPU0, GPU1], min_mhz=900, max_mhz=1000)
+    world.call(1, "set", gpus=[GPU0, GPU1], control="gpu_clocks", value=[900, 1000])
     world.set_power(2, 200, GPU1)
     world.writes.clear()
     world.kill(holder)
@@ -96,7 +96,7 @@ def test_a_closed_connection_does_not_end_the_lease(world: World) -> None:
 def test_goodbye_releases_only_what_that_client_took(world: World) -> None:
     world.connect(1)
     world.set_power(1, 200, client="a")
-    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000, client="b")
+    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000], client="b")
     assert world.call(1, "goodbye", client="b")["result"] == {"released": 1}
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
     assert world.limit_w() == 200
@@ -105,7 +105,7 @@ def test_goodbye_releases_only_what_that_client_took(world: World) -> None:
 def test_the_journal_holds_the_intent_before_the_device_is_written(world: World) -> None:
     world.connect(1)
     world.hold = True
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
     world._device(world.held.pop(0))  # the reading before the first write
     assert world.limit_w() == 300
     entry = world.journal[f"pending/{GPU0}/power_limit"]
@@ -135,7 +135,7 @@ def test_a_limit_outside_the_range_is_refused_without_a_device_call(
 
 def test_clocks_whose_minimum_is_above_their_maximum_are_refused(world: World) -> None:
     world.connect(1)
-    reply = world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=1000, max_mhz=900)
+    reply = world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[1000, 900])
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "out_of_range"
 
 
@@ -165,7 +165,9 @@ def test_after_an_unclear_failure_the_value_counts_as_written(world: World) -> N
 def test_several_gpus_in_one_message_have_results_of_their_own(world: World) -> None:
     world.connect(1)
     world.faults[(GPU1, None)] = 15
-    reply = world.call(1, "set_power_limit", gpus=[GPU0, GPU1, "GPU-none"], power_limit_mw=200_000)
+    reply = world.call(
+        1, "set", gpus=[GPU0, GPU1, "GPU-none"], control="power_limit", value=[200_000]
+    )
     gpus = reply["result"]["gpus"]
     assert gpus[GPU0] == {}
     assert gpus[GPU1]["error"]["code"] == "gpu_lost"
@@ -201,7 +203,7 @@ def test_a_set_that_arrives_during_a_restore_waits_for_it(world: World) -> None:
     world.set_power(1, 200)
     world.hold = True
     world.kill(process)
-    request = world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    request = world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[150_000])
     assert world.answer(2, request) is None
     world.run_held()
     assert [value for _, _, value in world.writes] == [(200_000,), (300_000,), (150_000,)]
@@ -251,7 +253,7 @@ def test_a_configured_maximum_is_the_target_and_the_ceiling() -> None:
     process = world.connect(1)
     assert "100 to 220 W" in world.set_power(1, 300)["error"]["message"]
     world.set_power(1, 150)
-    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     world.kill(process)
     assert world.limit_w() == 220
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == (0, 1200)
@@ -279,7 +281,7 @@ def test_reset_restores_and_keeps_the_lease(world: World) -> None:
 def test_acquire_takes_all_controls_of_a_gpu_or_none(world: World) -> None:
     world.connect(1)
     world.connect(2)
-    world.call(2, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(2, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     reply = world.call(1, "acquire", gpus=[GPU0, GPU1], controls=["power_limit", "gpu_clocks"])
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_held"
     assert reply["result"]["gpus"][GPU1] == {
@@ -299,7 +301,7 @@ def test_of_queued_sets_that_nobody_waits_for_only_the_newest_is_applied(world: 
     world.set_power(1, 290)
     world.hold = True
     for watts in (280, 270, 260, 250):
-        world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=watts * 1000, block=False)
+        world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[watts * 1000], block=False)
     world.run_held()
     assert [value[0] for _, _, value in world.writes] == [290_000, 280_000, 250_000]
     assert len(world.replies[1]) == 1
@@ -308,7 +310,7 @@ def test_of_queued_sets_that_nobody_waits_for_only_the_newest_is_applied(world: 
 def test_failures_nobody_waited_for_come_with_the_next_reply_once(world: World) -> None:
     world.connect(1)
     for _ in range(3):
-        world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=1_000, block=False)
+        world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[1_000], block=False)
     reply = world.call(1, "heartbeat")
     assert reply["deferred"]["count"] == 3
     assert reply["deferred"]["last"]["code"] == "out_of_range"
@@ -324,8 +326,8 @@ def test_failures_nobody_waited_for_belong_to_a_client_object_not_to_a_connectio
     third = world.core.connection(3)
     assert third is not None
     third.deferrals.add(invalid)  # the first that comes
-    wrong = {"gpus": [GPU0], "power_limit_mw": 1_000, "block": False}
-    world.ask(1, "set_power_limit", client="a", **wrong)
+    wrong = {"gpus": [GPU0], "control": "power_limit", "value": [1_000], "block": False}
+    world.ask(1, "set", client="a", **wrong)
     assert world.call(3, "heartbeat", client="b")["deferred"]["count"] == 1
     assert world.call(2, "heartbeat", client="a")["deferred"]["count"] == 1
     for conn, client in ((1, "a"), (2, "a"), (3, "b")):
@@ -335,7 +337,7 @@ def test_failures_nobody_waited_for_belong_to_a_client_object_not_to_a_connectio
 def test_a_stale_request_is_dropped(world: World) -> None:
     world.connect(1)
     reply = world.call(
-        1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000, deadline_ns=world.now_ns - 1
+        1, "set", gpus=[GPU0], control="power_limit", value=[200_000], deadline_ns=world.now_ns - 1
     )
     assert reply["error"]["code"] == "deadline_exceeded"
     assert world.writes == []
@@ -345,12 +347,13 @@ def test_a_set_whose_deadline_passes_while_it_waits_is_not_applied(world: World)
     world.connect(1)
     world.set_power(1, 290)
     world.hold = True
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=280_000)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[280_000])
     second = world.ask(
         1,
-        "set_power_limit",
+        "set",
         gpus=[GPU0],
-        power_limit_mw=200_000,
+        control="power_limit",
+        value=[200_000],
         deadline_ns=world.now_ns + 1_000_000,
     )
     assert world.core.next_deadline_ns() == world.now_ns + 1_000_000
@@ -367,7 +370,7 @@ def test_a_gpu_that_does_not_answer_costs_the_others_nothing(world: World) -> No
     world.hold = True
     deadline_ns = world.now_ns + 1_000_000_000
     request = world.ask(
-        1, "set_power_limit", gpus=[GPU0, GPU1], power_limit_mw=200_000, deadline_ns=deadline_ns
+        1, "set", gpus=[GPU0, GPU1], control="power_limit", value=[200_000], deadline_ns=deadline_ns
     )
     while any(call.gpu == GPU1 for call in world.held):
         call = next(call for call in world.held if call.gpu == GPU1)
@@ -384,12 +387,12 @@ def test_a_gpu_that_does_not_answer_costs_the_others_nothing(world: World) -> No
 def test_requests_of_one_connection_are_bounded(world: World) -> None:
     world.connect(1)
     world.hold = True
-    sets = (
-        ("set_power_limit", {"power_limit_mw": 200_000}),
-        ("set_gpu_clocks", {"min_mhz": 500, "max_mhz": 900}),
-        ("set_memory_clocks", {"min_mhz": 500, "max_mhz": 900}),
-    )
-    ids = [world.ask(1, op, gpus=[GPU0], **more) for op, more in sets for _ in range(30)]
+    sets = (("power_limit", [200_000]), ("gpu_clocks", [500, 900]), ("memory_clocks", [500, 900]))
+    ids = [
+        world.ask(1, "set", gpus=[GPU0], control=control, value=value)
+        for control, value in sets
+        for _ in range(30)
+    ]
     codes = [(world.answer(1, one) or {}).get("error", {}).get("code") for one in ids]
     assert "overloaded" in codes
     assert codes[0] is None
@@ -398,7 +401,9 @@ def test_requests_of_one_connection_are_bounded(world: World) -> None:
 def test_sets_waiting_for_one_control_are_bounded(world: World) -> None:
     world.connect(1)
     world.hold = True
-    ids = [world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000) for _ in range(40)]
+    ids = [
+        world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000]) for _ in range(40)
+    ]
     reply = world.answer(1, ids[-1])
     assert reply is not None
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "overloaded"
@@ -446,7 +451,7 @@ def test_a_crash_between_journal_and_device_ends_at_the_target(written: bool) ->
     world.connect(1)
     world.set_power(1, 200)
     world.hold = True
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[150_000])
     if written:
         world.values[(GPU0, Control.POWER_LIMIT)] = (150_000,)
     world.hold = False
@@ -470,8 +475,8 @@ def test_stop_restores_everything_and_accepts_nothing_new(world: World) -> None:
 def test_a_release_while_a_set_is_under_way_waits_and_then_restores(world: World) -> None:
     world.connect(1)
     world.hold = True
-    first = world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
-    second = world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    first = world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
+    second = world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[150_000])
     release = world.ask(1, "release")
     assert world.answer(1, release) is None
     world.run_held()
@@ -487,7 +492,7 @@ def test_a_release_while_a_set_is_under_way_waits_and_then_restores(world: World
 def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World) -> None:
     process = world.connect(1)
     world.hold = True
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
     world.kill(process)
     world.run_held()
     assert world.writes == []

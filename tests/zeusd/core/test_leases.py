@@ -41,7 +41,7 @@ def test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl(world: World) 
 def test_heartbeats_keep_all_leases_of_the_process(world: World) -> None:
     world.connect(1)
     world.set_power(1, 200)
-    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     world.connect(2, pid=1)  # another connection of the same process
     for _ in range(10):
         world.advance(TTL_S - 1)
@@ -90,7 +90,7 @@ def test_a_reset_and_a_set_that_nobody_waits_for_are_refused_as_well(world: Worl
     world.connect(1)
     world.set_power(1, 200)
     world.advance(TTL_S + 0.1)
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000, block=False)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[150_000], block=False)
     reply = world.call(1, "reset", gpus=[GPU0], control="power_limit")
     assert code(reply["result"]["gpus"][GPU0]) == "lease_expired"
     assert reply["deferred"]["last"]["code"] == "lease_expired"
@@ -401,7 +401,7 @@ def test_a_restore_target_that_the_device_no_longer_takes_becomes_the_nearest() 
 def test_configured_clocks_that_the_device_refuses_become_unlocked() -> None:
     world = World(SitePolicy(rules=(GpuRule("*", {Control.GPU_CLOCKS: (5, 6)}),)))
     process = world.connect(1)
-    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     world.refused_values.add((5, 6))
     world.kill(process)
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
@@ -414,7 +414,7 @@ def test_another_load_of_the_driver_invalidates_the_journal(world: World) -> Non
     alive = world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
-    world.call(2, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(2, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     world.values[POWER] = (280_000,)  # the new driver's default
     world.driver = "driver-2"
     world.writes.clear()
@@ -483,8 +483,8 @@ def test_a_queued_set_is_not_applied_after_a_release(world: World) -> None:
     world.set_power(1, 200)
     world.hold = True
     world.ask(1, "release")
-    world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000, block=False)
-    waiting = world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=160_000)
+    world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[150_000], block=False)
+    waiting = world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[160_000])
     released = world.ask(2, "release")
     world.run_held()
     assert world.limit_w() == 300
@@ -499,10 +499,10 @@ def test_requests_of_dead_processes_are_not_applied(world: World) -> None:
     world.connect(1)
     dying = world.connect(2)
     world.set_power(1, 200)
-    world.call(2, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.call(2, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
     world.hold = True
     world.ask(1, "release")
-    world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[150_000])
     world.kill(dying)
     world.writes.clear()
     world.run_held()
@@ -518,7 +518,7 @@ def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 200)
     world.apply(world.core.stop(world.now_ns, restore=False))
-    asked = world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=180_000)
+    asked = world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[180_000])
     assert world.answer(1, asked) is None, "the client asks the next zeusd"
     assert world.limit_w() == 200
     world.start_core(alive={process})
@@ -539,7 +539,7 @@ def test_requests_queued_when_a_stop_begins_acquire_no_lease(world: World) -> No
     world.set_power(1, 200)
     world.hold = True
     world.ask(1, "release")
-    waiting = world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    waiting = world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[150_000])
     world.apply(world.core.stop(world.now_ns))
     world.run_held()
     assert world.limit_w() == 300
@@ -566,7 +566,7 @@ def test_a_late_list_of_computing_users_does_not_delay_a_stop() -> None:
     world.compute_uids = frozenset({1000})
     world.connect(1, uid=1000)
     world.hold = True
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[150_000])
     world.apply(world.core.stop(world.now_ns))
     world.run_held()
     assert world.limit_w() == 300

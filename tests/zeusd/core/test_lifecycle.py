@@ -104,10 +104,10 @@ def rare_stories() -> None:
     world.call(ALICE, "release")
     world.faults.clear()
     world.call(ADMIN, "acquire", gpus=[GPU0], controls=["gpu_clocks", "persistence_mode"])
-    world.call(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    world.call(ALICE, "set", gpus=[GPU0], control="power_limit", value=[150_000])
     world.call(ADMIN, "restore")
     world = make_world(SitePolicy(rules=(GpuRule("*", {Control.GPU_CLOCKS: (300, 1200)}),)))
-    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=600, max_mhz=900)
+    world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[600, 900])
     world.refused_values = {(300, 1200)}
     world.call(ALICE, "release")
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
@@ -120,7 +120,7 @@ def rare_stories() -> None:
         world.set_power(ALICE, 150)
         world.hold = True
         if ends_first:
-            world.ask(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=160_000)
+            world.ask(ALICE, "set", gpus=[GPU0], control="power_limit", value=[160_000])
         world.kill(Process(102, 77))
         world.ask(ADMIN, "quiesce")
         world.advance(6)

@@ -37,7 +37,7 @@ def test_a_rounded_value_counts_as_zeusds_own(
 ) -> None:
     holder = world.connect(1)
     world.odd[GPU0] = odd
-    reply = world.call(1, "set_power_limit", gpus=[GPU0], power_limit_mw=asked_mw)
+    reply = world.call(1, "set", gpus=[GPU0], control="power_limit", value=[asked_mw])
     told = {} if holds_mw == asked_mw else {"applied": [holds_mw]}
     assert reply["result"]["gpus"][GPU0] == told
     (lease,) = world.call(1, "leases")["result"]["leases"]
@@ -60,7 +60,7 @@ def test_a_crash_before_a_rounded_value_was_read_back_does_not_strand_it(
     world.connect(1)
     world.odd[GPU0] = odd
     world.hold = True
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=153_500)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[153_500])
     world._device(world.held.pop(0))
     assert world.held[0].control is Control.POWER_LIMIT
     world._apply(world.held[0])
@@ -85,13 +85,13 @@ def test_a_rounded_unconfirmed_write_counts_as_zeusds_own_for_the_next_zeusd(
     holder = world.connect(1)
     world.set_power(1, 250)
     world.hold = True
-    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=asked_mw)
+    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[asked_mw])
     world.values[(GPU0, Control.POWER_LIMIT)] = (made_mw,)
     world.odd[GPU0] = odd
     world.start_core(alive={holder})
     world.connect(1)
     if again == "is killed before":  # the second one has reached the device
-        world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+        world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
         world.start_core(alive={holder})
         world.connect(1)
     world.hold = False
@@ -173,7 +173,7 @@ def test_a_failing_gpu_is_tried_within_4_s_and_does_not_fill_the_log(world: Worl
 def test_a_control_that_fails_during_a_probe_is_still_restored(world: World, code: int) -> None:
     world.connect(1)
     world.set_power(1, 150)
-    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=300, max_mhz=900)
+    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[300, 900])
     world.hidden[GPU0] = frozenset(Control)
     world.faults[(GPU0, None)] = code
     world.reads_fail = True

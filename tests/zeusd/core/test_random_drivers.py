@@ -79,7 +79,7 @@ def test_a_write_that_takes_effect_after_its_lease_has_ended_is_restored(
     world.advance(late_s)
     world.values[POWER] = (200_000,)
     world.connect(2)
-    world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=250_000)
+    world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[250_000])
     assert world.limit_w() == 200, "no outside change is reported"
     world.advance(SETTLE_S)
     assert world.limit_w() == 250, "the next user's limit"
@@ -219,7 +219,7 @@ def test_quiescing_restores_in_the_order_of_all_restores() -> None:
     world.connect(1, groups=frozenset({0}), uid=0)
     for gpu in UUIDS:
         world.set_power(1, 200, gpu)
-        world.call(1, "set_gpu_clocks", gpus=[gpu], min_mhz=300, max_mhz=900)
+        world.call(1, "set", gpus=[gpu], control="gpu_clocks", value=[300, 900])
     world.writes.clear()
     assert "result" in world.call(1, "quiesce")
     order = [Control.GPU_CLOCKS, Control.POWER_LIMIT]

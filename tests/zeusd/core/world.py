@@ -273,7 +273,9 @@ class World:
 
     def set_power(self, conn: int, watts: int, gpu: str = GPU0, **more: Any) -> dict[str, Any]:
         """Sets a power limit. Returns the GPU's result, empty if it holds the requested value."""
-        reply = self.call(conn, "set_power_limit", gpus=[gpu], power_limit_mw=watts * 1000, **more)
+        reply = self.call(
+            conn, "set", gpus=[gpu], control="power_limit", value=[watts * 1000], **more
+        )
         if "error" in reply:
             return reply
         result: dict[str, Any] = reply["result"]["gpus"][gpu]

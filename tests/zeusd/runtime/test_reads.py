@@ -194,7 +194,7 @@ def test_other_readings_are_never_old(scene: Scene) -> None:
 
 def test_locked_clocks_are_of_now_and_not_of_the_reading(scene: Scene) -> None:
     scene.state()
-    scene.world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=500, max_mhz=900)
+    scene.world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[500, 900])
     scene.finish()
     state = scene.replies[-1][1]["result"]["gpus"][GPU0]
     assert state["locked_gpu_clocks_mhz"] == [500, 900]
@@ -277,7 +277,7 @@ def test_windows_of_several_gpus_are_one_look_up(scene: Scene) -> None:
 
 
 def test_a_reply_reports_what_failed_unasked(scene: Scene) -> None:
-    scene.world.ask(1, "set_power_limit", gpus=["GPU-x"], power_limit_mw=1, block=False)
+    scene.world.ask(1, "set", gpus=["GPU-x"], control="power_limit", value=[1], block=False)
     scene.state()
     scene.finish()
     assert scene.replies[-1][1]["deferred"]["count"] == 1

@@ -90,7 +90,7 @@ def request(**fields: object) -> bytes:
             request(op="publish_profile", gpus=["x"], limits_mw=[1]),
             *(7, ErrorCode.BAD_REQUEST, "is not valid: a profile needs one progress"),
         ),
-        (request(op="set_power_limit", gpus=["x"]), 7, ErrorCode.BAD_REQUEST, "power_limit_mw"),
+        (request(op="set", gpus=["x"], value=[1]), 7, ErrorCode.BAD_REQUEST, "control"),
         (request(op="windows", windows=[0.5]), 7, ErrorCode.BAD_REQUEST, "windows.0: Input"),
     ],
 )
