@@ -57,6 +57,7 @@ def examine(session: Session) -> Iterator[Check]:
         yield _visible(node)
         if not simulated:
             yield from machine_checks.accounting_checks()
+            yield from machine_checks.other_agents_check()
 
 
 def _package() -> Iterator[Check]:

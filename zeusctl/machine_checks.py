@@ -1,4 +1,6 @@
-"""Checks of the doctor on the machine: AMD's driver, and what prevents correct accounting."""
+"""Checks of the doctor on the machine: AMD's driver, what prevents correct accounting, and programs
+of others that set limits.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from zeus_ipc.checks import Check, fault, note, ok
+from zeus_ipc.processes import PROC
 from zeusctl.exits import CommandError
 from zeusctl.slurm import prolog_flags
 from zeusd.devices.amd.library import CANDIDATES
@@ -15,6 +18,9 @@ from zeusd.devices.amd.sysfs import driver_loaded, driver_version
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
 
 MOUNTS = Path("/proc/self/mounts")
+
+DYNAMO = b"power_agent.py"
+"""The program of the Power Agent of NVIDIA Dynamo, a DaemonSet that sees the node's processes."""
 
 
 def accounting_checks(
@@ -41,6 +47,23 @@ def accounting_checks(
             "/proc is mounted with hidepid: whose a process is may be hidden from zeusd",
             "give zeusd's group access with the mount option gid=",
         )
+
+
+def other_agents_check(proc: Path = PROC) -> Iterator[Check]:
+    """Yields a note if a known program runs here that sets power limits too."""
+    for command in sorted(proc.glob("[0-9]*/cmdline")):
+        try:
+            python, *words = map(os.path.basename, command.read_bytes().split(b"\0"))
+        except OSError:
+            continue  # it has ended
+        if python.startswith(b"python") and DYNAMO in words:
+            yield note(
+                "others",
+                f"Dynamo's Power Agent (process {command.parent.name}) sets power limits too, "
+                "every 15 s: of it and zeusd, the last one to write decides, and a limit may "
+                "outlast its pod",
+                "remove its DaemonSet; zeusd-kubernetes obeys dynamo.nvidia.com/gpu-power-limit",
+            )
 
 
 def gpus_are_amds(sysfs: str = SYSFS) -> bool:

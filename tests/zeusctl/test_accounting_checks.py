@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zeusctl.machine_checks import accounting_checks
+from zeusctl.machine_checks import accounting_checks, other_agents_check
 
 PROC = "proc /proc proc rw,nosuid{} 0 0\n"
 
@@ -52,3 +52,23 @@ def test_flags_are_read_where_slurm_includes_them_and_a_conf_that_cannot_be_read
     (tmp_path / "more.conf").mkdir()
     (found,) = accounting_checks(environment, str(tmp_path), tmp_path / "mounts")
     assert "more.conf cannot be read (Is a directory)" in found.found
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("/usr/bin/python3.12|-u|/app/power_agent.py|--node|a|", True),
+        ("python|power_agent.py|", True),
+        ("vim|power_agent.py|", False),
+        ("python|my_power_agent.py|", False),
+        ("", False),  # a thread of the kernel
+    ],
+)
+def test_dynamos_agent_is_named_by_its_process(tmp_path: Path, command: str, named: bool) -> None:
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77/cmdline").write_bytes(command.replace("|", "\0").encode())
+    (tmp_path / "78").mkdir()
+    (tmp_path / "78/cmdline").symlink_to("gone")
+    found = [*other_agents_check(tmp_path)]
+    assert [one.state for one in found] == ["note"] * named
+    assert all("Dynamo's Power Agent (process 77)" in one.found for one in found)

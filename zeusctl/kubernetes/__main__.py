@@ -57,7 +57,8 @@ def main(
     """Limit the power of the GPUs of pods that ask for it by annotation; charge energy to pods.
 
     Run it on each node, as an administrator of zeusd. A pod with the annotation
-    zeusd.dev/power-limit: "200" gets GPUs that take at most 200 W until it ends.
+    zeusd.dev/power-limit: "200", or dynamo.nvidia.com/gpu-power-limit, gets GPUs that take at most
+    200 W until it ends.
     """
     try:
         import grpc  # noqa: F401 - is it there?
@@ -103,11 +104,11 @@ def main(
             watch.start()
         logging.info("node %s, namespaces %s", node, ", ".join(namespaces))
         kubelet = Kubelet(pod_resources)
+        slices = Slices(kubernetes.client.CustomObjectsApi(), node)
         if accounting:
-            slices = Slices(kubernetes.client.CustomObjectsApi(), node)
             accounts = Accounts(client, watches, kubelet, slices.uuid)
             threading.Thread(target=accounts.run, args=(ended,), name="accounts").start()
-        Agent(client, watches, kubelet, events, changed).run(ended)
+        Agent(client, watches, kubelet, events, changed, slices.uuid).run(ended)
 
 
 if __name__ == "__main__":

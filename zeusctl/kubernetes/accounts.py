@@ -9,14 +9,14 @@ pods: they keep their allocations until they end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.overriding import override
-from zeusctl.kubernetes.agent import Follower, log
-from zeusctl.kubernetes.kubelet import DRIVERS, Kubelet
+from zeusctl.kubernetes.agent import Follower, Resolve, log, unresolved
+from zeusctl.kubernetes.kubelet import Kubelet
 from zeusctl.kubernetes.plan import PodDevices
 from zeusctl.kubernetes.pods import Pod
 from zeusctl.kubernetes.watch import PodWatch
@@ -107,7 +107,7 @@ class Accounts(Follower):
     """Keeps zeusd's allocations in step with kubelet.
 
     Args:
-        uuid: The UUID of a device of a resource claim, called `driver/pool/name`; None: not known.
+        uuid: See `Follower`.
         period_s: How often kubelet is asked.
     """
 
@@ -116,11 +116,10 @@ class Accounts(Follower):
         zeusd: Client,
         sources: Sequence[PodWatch],
         kubelet: Kubelet,
-        uuid: Callable[[str], str | None] = lambda device: None,
+        uuid: Resolve = unresolved,
         period_s: float = PERIOD_S,
     ) -> None:
-        super().__init__(zeusd, sources, kubelet)
-        self._uuid = uuid
+        super().__init__(zeusd, sources, kubelet, uuid)
         self._period_s = period_s
         self._held: set[PodHolding] = set()
         self._repeat = False
@@ -142,10 +141,7 @@ class Accounts(Follower):
         gpus = self._zeusd.node().gpus
         if not gpus:
             return True  # no driver; zeusd keeps the allocations until it is back
-        devices = {
-            pod: [*dict.fromkeys(self._named(one) for one in ids)]
-            for pod, ids in self._kubelet.devices(claims=True).items()
-        }
+        devices = self.devices()
         wanted, unknown = holdings(devices, pods, Devices(gpus, mig_devices(self._zeusd, gpus)))
         for one in sorted(unknown - self._unknown):
             log.warning("zeusd does not know kubelet's device %s; it is charged to no pod", one)
@@ -169,7 +165,3 @@ class Accounts(Follower):
             self._held.add(new)
         self._repeat = False
         return False
-
-    def _named(self, device: str) -> str:
-        claimed = device.startswith(tuple(f"{driver}/" for driver in DRIVERS))
-        return (self._uuid(device) if claimed else None) or device

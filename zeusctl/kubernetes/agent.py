@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 import urllib3
@@ -18,23 +19,36 @@ from kubernetes import client
 from kubernetes.client.rest import ApiException
 
 from zeus_ipc import Client
+from zeus_ipc.checks import read_states
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.overriding import override
 from zeus_ipc.replies import GpuInfo
 from zeus_ipc.users import named
-from zeusctl.kubernetes.kubelet import Kubelet, KubeletUnavailable
-from zeusctl.kubernetes.plan import Bounds, Plan, differences, held, plan
-from zeusctl.kubernetes.pods import ANNOTATION, Pod
+from zeusctl.kubernetes.kubelet import DRIVERS, Kubelet, KubeletUnavailable
+from zeusctl.kubernetes.plan import (
+    REFUSED,
+    SET,
+    Bounds,
+    Plan,
+    PodDevices,
+    condition_of,
+    differences,
+    held,
+    plan,
+)
+from zeusctl.kubernetes.pods import CONDITION, Pod, PodCondition
 from zeusctl.kubernetes.watch import PodWatch
 
 PROGRAM = "zeusd-kubernetes"
-SET, REFUSED = "PowerLimitSet", "PowerLimitRefused"
 TIMEOUT_S = 5.0
 
 WAITING_S = 0.5
 """Interval between queries to kubelet about a pod that has no GPUs yet."""
 RESYNC_S = 15.0
 """Interval between full comparisons while no pod changes."""
+
+RETRY_S = 30.0
+"""Interval between attempts to write a pod's condition."""
 
 _NOT_THE_PODS = frozenset(
     {
@@ -45,16 +59,25 @@ _NOT_THE_PODS = frozenset(
 )
 """Errors of zeusd or this program, as opposed to a pod's request."""
 
+Resolve = Callable[[str], "str | None"]
+
 log = logging.getLogger("zeusd_kubernetes")
 
 
+def unresolved(device: str) -> str | None:
+    """Knows the UUID of no device."""
+    return None
+
+
 class Events:
-    """Writes events about pods, each text once."""
+    """Writes events about pods, each text once, and their conditions."""
 
     def __init__(self, api: client.CoreV1Api, node: str) -> None:
         self._api = api
         self._node = node
         self._reported: dict[str, str] = {}
+        self._shown: dict[str, tuple[PodCondition, float]] = {}
+        self._trouble = ""
 
     def tell(self, pod: Pod, reason: str, message: str) -> None:
         """Writes an event, unless it repeats the last one about this pod; failures are only
@@ -64,7 +87,7 @@ class Events:
             return
         self._reported[pod.uid] = message
         log.info("%s/%s: %s", pod.namespace, pod.name, message)
-        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = _now()
         event = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -91,9 +114,35 @@ class Events:
         except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
             log.warning("cannot write an event about %s/%s: %s", pod.namespace, pod.name, error)
 
+    def show(self, pod: Pod, wanted: PodCondition) -> None:
+        """Writes a pod's condition, unless it has it, or was given it a moment ago."""
+        written, at_s = self._shown.get(pod.uid, (None, 0.0))
+        if wanted == pod.condition or (written == wanted and time.monotonic() - at_s < RETRY_S):
+            return
+        self._shown[pod.uid] = wanted, time.monotonic()
+        condition = {"type": CONDITION, "lastTransitionTime": _now(), **wanted._asdict()}
+        if pod.generation is not None:
+            condition["observedGeneration"] = pod.generation
+        # The uid: not in another pod of this name.
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        trouble = ""
+        try:
+            self._api.patch_namespaced_pod_status(
+                pod.name, pod.namespace, body, _request_timeout=TIMEOUT_S
+            )
+        except ApiException as error:
+            if error.status not in (404, 409):  # it is deleted
+                trouble = f"{error.status} {error.reason}; a role with patch on pods/status lets it"
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            trouble = str(error)
+        if trouble and trouble != self._trouble:
+            log.warning("the limits in force cannot be shown in pods' status: %s", trouble)
+        self._trouble = trouble
+
     def forget_others(self, uids: set[str]) -> None:
         """Forgets all pods but these."""
         self._reported = {uid: text for uid, text in self._reported.items() if uid in uids}
+        self._shown = {uid: one for uid, one in self._shown.items() if uid in uids}
 
 
 class Follower(ABC):
@@ -101,15 +150,19 @@ class Follower(ABC):
 
     Args:
         sources: The pods of each namespace that counts.
+        uuid: The UUID of a device of a resource claim, called `driver/pool/name`; None: not known.
 
     Attributes:
         trouble: Why the last attempt failed; None: it did not.
     """
 
-    def __init__(self, zeusd: Client, sources: Sequence[PodWatch], kubelet: Kubelet) -> None:
+    def __init__(
+        self, zeusd: Client, sources: Sequence[PodWatch], kubelet: Kubelet, uuid: Resolve
+    ) -> None:
         self._zeusd = zeusd
         self._sources = sources
         self._kubelet = kubelet
+        self._uuid = uuid
         self.trouble: Exception | None = None
 
     @abstractmethod
@@ -138,6 +191,21 @@ class Follower(ABC):
         seen = [source.pods() for source in self._sources]
         return None if None in seen else [pod for some in seen for pod in some or ()]
 
+    def devices(self) -> PodDevices:
+        """The devices of each pod; those of claims by UUID, where it is known.
+
+        Raises:
+            KubeletUnavailable: It did not answer.
+        """
+        return {
+            pod: [*dict.fromkeys(self._named(one) for one in ids)]
+            for pod, ids in self._kubelet.devices().items()
+        }
+
+    def _named(self, device: str) -> str:
+        claimed = device.startswith(tuple(f"{driver}/" for driver in DRIVERS))
+        return (self._uuid(device) if claimed else None) or device
+
 
 class Agent(Follower):
     """The agent of one node.
@@ -154,9 +222,10 @@ class Agent(Follower):
         kubelet: Kubelet,
         events: Events,
         changed: threading.Event,
+        uuid: Resolve = unresolved,
         resync_s: float = RESYNC_S,
     ) -> None:
-        super().__init__(zeusd, sources, kubelet)
+        super().__init__(zeusd, sources, kubelet, uuid)
         self._events = events
         self._changed = changed
         self._resync_s = resync_s
@@ -175,11 +244,11 @@ class Agent(Follower):
         if pods is None:
             return True  # a ceiling may belong to a pod that runs
         self._events.forget_others({pod.uid for pod in pods})
-        asks = any(pod.asked is not None and not pod.ended for pod in pods)
+        asks = any(pod.asked and not pod.ended for pod in pods)
         gpus = self._zeusd.node().gpus
         if not gpus:
             return True  # no driver; zeusd keeps the ceilings until it is back
-        wanted = plan(pods, self._kubelet.devices() if asks else {}, gpus)
+        wanted = plan(pods, self.devices() if asks else {}, gpus)
         put, removed = differences(wanted, held(gpus))
         for uuid, name in removed:
             log.info("%s: removing the ceiling %s", _label(uuid, gpus), name)
@@ -187,7 +256,21 @@ class Agent(Follower):
         self._put(put, wanted, gpus)
         for pod, why in wanted.refusals.items():
             self._events.tell(pod, REFUSED, why)
+        self._show(pods, wanted)
         return bool(wanted.waiting)
+
+    def _show(self, pods: Sequence[Pod], wanted: Plan) -> None:
+        """Writes the pods' conditions."""
+        pods = [pod for pod in pods if not pod.ended and (pod.asked or pod.condition)]
+        if not pods:
+            return
+        gpus = self._zeusd.node().gpus
+        limited = {uuid for uuid, _ in wanted.bounds}
+        states, _ = read_states(self._zeusd, [gpu for gpu in gpus if gpu.uuid in limited])
+        for pod in pods:
+            shown = condition_of(pod, wanted, gpus, states)
+            if shown is not None:
+                self._events.show(pod, shown)
 
     def _put(self, bounds: Bounds, wanted: Plan, gpus: Sequence[GpuInfo]) -> None:
         done: dict[Pod, list[str]] = {}
@@ -199,7 +282,7 @@ class Agent(Follower):
                 if error.code in _NOT_THE_PODS:
                     raise
                 indices = {gpu.uuid: gpu.index for gpu in gpus}
-                wanted.refusals[pod] = f"{ANNOTATION}: {named(str(error), indices)}"
+                wanted.refusals[pod] = f"{pod.asks}: {named(str(error), indices)}"
                 continue
             done.setdefault(pod, []).append(
                 f"{_label(uuid, gpus)}: at most {highest_mw / 1000:g} W until the pod ends"
@@ -207,6 +290,10 @@ class Agent(Follower):
         for pod, texts in done.items():
             if pod not in wanted.refusals:
                 self._events.tell(pod, SET, "; ".join(texts))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _label(uuid: str, gpus: Sequence[GpuInfo]) -> str:

@@ -42,7 +42,7 @@ class Kubelet:
         self._channel = grpc.insecure_channel(f"unix://{path}", options=options)
         self._list = self._channel.unary_unary(METHOD)
 
-    def devices(self, claims: bool = False) -> dict[tuple[str, str], list[str]]:
+    def devices(self) -> dict[tuple[str, str], list[str]]:
         """The ids of GPUs, by a pod's namespace and name.
 
         Raises:
@@ -50,7 +50,7 @@ class Kubelet:
         """
         try:
             answer = self._list(b"", timeout=TIMEOUT_S)
-            return devices_of(answer, claims)
+            return devices_of(answer)
         except grpc.RpcError as error:
             reason = error.details() if isinstance(error, grpc.Call) else str(error)
         except ValueError as error:
@@ -65,12 +65,10 @@ class Kubelet:
         self._channel.close()
 
 
-def devices_of(answer: bytes, claims: bool = False) -> dict[tuple[str, str], list[str]]:
-    """The ids of GPUs in a ListPodResourcesResponse, by a pod's namespace and name.
-
-    Args:
-        claims: Also devices of resource claims: by UUID where their CDI names have one, else as
-            `driver/pool/name`.
+def devices_of(answer: bytes) -> dict[tuple[str, str], list[str]]:
+    """The ids of GPUs in a ListPodResourcesResponse, by a pod's namespace and name: those of device
+    plugins, and of resource claims by UUID where their CDI names have one, else as
+    `driver/pool/name`.
 
     Raises:
         ValueError: It is not such a message.
@@ -85,14 +83,13 @@ def devices_of(answer: bytes, claims: bool = False) -> dict[tuple[str, str], lis
             if _text(devices, _DEVICES_RESOURCE).startswith(VENDORS)
             for value in _all(devices, _DEVICES_IDS)
         ]
-        if claims:
-            ids += [
-                one
-                for container in _all(pod, _POD_CONTAINERS)
-                for dynamic in _all(container, _CONTAINER_DYNAMIC)
-                for resource in _all(dynamic, _DYNAMIC_RESOURCES)
-                for one in _claimed(resource)
-            ]
+        ids += [
+            one
+            for container in _all(pod, _POD_CONTAINERS)
+            for dynamic in _all(container, _CONTAINER_DYNAMIC)
+            for resource in _all(dynamic, _DYNAMIC_RESOURCES)
+            for one in _claimed(resource)
+        ]
         if ids:
             found[namespace, name] = [*dict.fromkeys(ids)]
     return found

@@ -1,16 +1,16 @@
-"""Computes the ceilings that a node's GPUs should have, and the difference from the present ones.
-Pure.
+"""Computes the ceilings that a node's GPUs should have, the difference from the present ones, and
+what the pods are told about it. Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zeus_ipc.controls import Control
-from zeus_ipc.replies import GpuInfo
-from zeusctl.kubernetes.pods import ANNOTATION, Pod, milliwatts
+from zeus_ipc.replies import GpuInfo, GpuState
+from zeusctl.kubernetes.pods import Pod, PodCondition, milliwatts
 from zeusctl.parts import Devices
 
 JOB = "job:"
@@ -19,6 +19,13 @@ _POD = re.compile(r"job:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 Bounds = dict[tuple[str, str], int]
 """By a GPU's UUID and a ceiling's name: mW."""
+
+ROUNDING_MW = 1000
+"""Some drivers round a limit to whole watts."""
+
+SET, EXCEEDED, REFUSED = "PowerLimitSet", "PowerLimitExceeded", "PowerLimitRefused"
+WAITING, NONE = "PowerLimitPending", "PowerLimitNone"
+"""Reasons of pods' events and conditions."""
 
 PodDevices = Mapping[tuple[str, str], Sequence[str]]
 """By a pod's namespace and name: the ids that its device plugin gave its GPUs."""
@@ -29,9 +36,9 @@ class Plan:
     """The wanted ceilings.
 
     Attributes:
-        refusals: By pod: why it gets none, for its user.
-        waiting: Ceilings of pods whose GPUs kubelet does not list: before it admits the pod, and
-            for a while after its device plugin restarts.
+        refusals: By pod: what is not obeyed and why, for its user.
+        waiting: Ceilings of pods whose GPUs are not known: before kubelet admits the pod, for a
+            while after its device plugin restarts, and until the API server names a claim's device.
     """
 
     bounds: Bounds = field(default_factory=dict)
@@ -44,25 +51,34 @@ def plan(pods: Iterable[Pod], devices: PodDevices, gpus: Sequence[GpuInfo]) -> P
     """Returns the ceilings that these pods request."""
     found = Plan()
     for pod in pods:
-        if pod.asked is None or pod.ended:
+        bounds_mw = [] if pod.ended else [*_bounds(found, pod)]
+        ids = devices.get((pod.namespace, pod.name), ())
+        if not bounds_mw:
             continue
-        bound_mw, ids = milliwatts(pod.asked), devices.get((pod.namespace, pod.name), ())
-        if bound_mw is None:
-            found.refusals[pod] = (
-                f'{ANNOTATION}: "{pod.asked}" is not a number of watts; write, for example, "200"'
-            )
-        elif not ids and not pod.resources:
-            found.refusals[pod] = f"{ANNOTATION}: " + (
-                "GPUs of resource claims are not supported; request them from a device plugin, "
-                'such as "nvidia.com/gpu: 1"'
+        # kubelet has the devices of claims before it starts a pod.
+        if ids:
+            _bound(found, pod, min(bounds_mw), ids, Devices(gpus))
+        elif pod.resources or (pod.claims and not pod.running):
+            found.waiting.add(JOB + pod.job)
+        else:
+            found.refusals[pod] = f"{pod.asks}: " + (
+                "none of the pod's resource claims has a GPU"
                 if pod.claims
                 else "no container of the pod requests a GPU"
             )
-        elif not ids:
-            found.waiting.add(JOB + pod.job)
-        else:
-            _bound(found, pod, bound_mw, ids, Devices(gpus))
     return found
+
+
+def _bounds(found: Plan, pod: Pod) -> Iterator[int]:
+    """The limits that a pod asks for, mW; those that are not numbers are refused."""
+    for annotation, text in pod.asked:
+        bound_mw = milliwatts(annotation, text)
+        if bound_mw is not None:
+            yield bound_mw
+        else:
+            found.refusals[pod] = (
+                f'{annotation}: "{text}" is not a number of watts; write, for example, "200"'
+            )
 
 
 def _bound(found: Plan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devices) -> None:
@@ -70,13 +86,17 @@ def _bound(found: Plan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devic
     found.pods[name] = pod
     for one in ids:
         part = node.find(one)
-        if part is None:
-            divided = "a part of a GPU has no power limit of its own; request whole GPUs"
-            unknown = "zeusd does not know it; `zeusctl doctor` on the node says why"
-            why = divided if one.startswith("MIG-") or "/gi" in one else unknown
-            found.refusals[pod] = f"{ANNOTATION}: GPU {one}: {why}"
-        else:
+        if part is not None:
             found.bounds[part.gpu, name] = bound_mw
+            continue
+        if one.startswith("MIG-") or "/gi" in one or "-mig-" in one:
+            why = "a part of a GPU has no power limit of its own; request whole GPUs"
+        elif "/" in one:  # a ceiling that is in force stays
+            found.waiting.add(name)
+            why = "the API server does not say which GPU this is; see the log of this node's agent"
+        else:
+            why = "zeusd does not know it; `zeusctl doctor` on the node says why"
+        found.refusals[pod] = f"{pod.asks}: GPU {one}: {why}"
 
 
 def held(gpus: Sequence[GpuInfo]) -> Bounds:
@@ -96,3 +116,53 @@ def differences(wanted: Plan, now: Bounds) -> tuple[Bounds, list[tuple[str, str]
     put = {key: bound for key, bound in wanted.bounds.items() if now.get(key) != bound}
     kept = wanted.bounds.keys() | {key for key in now if key[1] in wanted.waiting}
     return put, [key for key in now if key not in kept]
+
+
+def condition_of(
+    pod: Pod, wanted: Plan, gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]
+) -> PodCondition | None:
+    """Returns what a pod's status should say; None: nothing.
+
+    Args:
+        gpus: With the ceilings that are now in force.
+        states: Of the GPUs that have an answer, by UUID.
+    """
+    name = JOB + pod.job
+    limits = [
+        (gpu, bound_mw, states[gpu.uuid])
+        for gpu in gpus
+        if (bound_mw := wanted.bounds.get((gpu.uuid, name))) is not None and gpu.uuid in states
+    ]
+    if not pod.asked:
+        return pod.condition and PodCondition("False", NONE, "the pod asks for no power limit")
+    if pod in wanted.refusals:
+        return PodCondition("False", REFUSED, wanted.refusals[pod])
+    if name in wanted.waiting:
+        return PodCondition("False", WAITING, "the pod has no GPU yet")
+    if not limits:
+        return pod.condition  # its GPUs do not answer
+    texts, exceeded = [], False
+    for gpu, bound_mw, state in limits:
+        limit_mw, author = _author(gpu, state, name)
+        exceeded |= limit_mw > bound_mw + ROUNDING_MW
+        texts.append(f"GPU {gpu.index} ({gpu.uuid}): at most {limit_mw / 1000:g} W, by {author}")
+    return PodCondition(
+        "False" if exceeded else "True", EXCEEDED if exceeded else SET, "; ".join(texts)
+    )
+
+
+def _author(gpu: GpuInfo, state: GpuState, own: str) -> tuple[int, str]:
+    """A GPU's limit in force, mW, and who bounds it."""
+    requested, enforced = state.power_limit_mw, state.enforced_power_limit_mw
+    highest = gpu.power_limit_highest_mw
+    limit = min(one for one in (requested, enforced, gpu.power_limit_max_mw, 1 << 31) if one)
+    if requested and limit < requested - ROUNDING_MW:
+        return limit, "the board or its BMC"
+    if highest is None or limit > highest + ROUNDING_MW:
+        return limit, "someone outside zeusd"
+    if limit < highest - ROUNDING_MW:
+        return limit, "a lease or someone outside zeusd"
+    names = [one.name for one in gpu.ceilings if one.value[0] == highest]
+    if own in names:
+        return limit, "this pod"
+    return limit, f"the ceiling {names[0]}" if names else "the site limit"

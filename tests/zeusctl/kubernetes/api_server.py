@@ -1,4 +1,4 @@
-"""A stand-in for the Kubernetes API server: lists and watches pods, and takes events.
+"""A stand-in for the Kubernetes API server: lists and watches pods, takes events and conditions.
 
 It speaks the watch protocol as the API's documentation describes it: a list has a resourceVersion,
 a watch from there sends each later change as a line of JSON in a chunked answer, bookmarks on
@@ -22,7 +22,8 @@ class ApiServer:
 
     Attributes:
         events: What was written about pods.
-        requests: Paths and queries of all requests.
+        requests: Paths and queries of all requests that read.
+        patches: How many conditions were sent.
         slices: ResourceSlices, of the version `slices_version`.
         forbidden: Namespaces whose pods the client may not read; "" for all of them at once.
     """
@@ -30,6 +31,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.events: list[Object] = []
         self.requests: list[str] = []
+        self.patches = 0
         self.slices: list[Object] = []
         self.slices_version = "v1"
         self.forbidden: set[str] = set()
@@ -52,6 +54,11 @@ class ApiServer:
                 server.events.append(json.loads(body))
                 _send(self, 201, server.events[-1])
 
+            def do_PATCH(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                server.patches += 1
+                server._patch(self, json.loads(body))
+
             def log_message(self, *_: Any) -> None:
                 pass
 
@@ -66,6 +73,9 @@ class ApiServer:
         """Creates or changes a pod."""
         with self._moved:
             known = pod["metadata"]["uid"] in self._pods
+            if known:  # a status is the API's: an update of a pod does not change it
+                seen = self._pods[pod["metadata"]["uid"]]["status"].get("conditions", [])
+                pod = {**pod, "status": {**pod["status"], "conditions": seen}}
             self._change("MODIFIED" if known else "ADDED", pod)
 
     def delete(self, pod: Object) -> None:
@@ -143,6 +153,32 @@ class ApiServer:
                 }
             _send(handler, 200, found)
 
+    def _patch(self, handler: BaseHTTPRequestHandler, body: Object) -> None:
+        """A strategic merge of a pod's status: conditions are a map by their type."""
+        namespace, _, name, status = handler.path.partition("?")[0].split("/")[4:]
+        assert status == "status"
+        assert handler.headers["Content-Type"] == "application/strategic-merge-patch+json"
+        if namespace in self.forbidden:
+            _send(handler, 403, _status(403, "Forbidden"))
+            return
+        with self._moved:
+            pod = self._pods.get(body["metadata"]["uid"])
+            if pod is None or pod["metadata"]["name"] != name:
+                _send(handler, 409, _status(409, "Conflict"))
+                return
+            pod = json.loads(json.dumps(pod))
+            now = {one["type"]: one for one in pod["status"].get("conditions", ())}
+            now |= {one["type"]: one for one in body["status"]["conditions"]}
+            pod["status"]["conditions"] = [*now.values()]
+            self._change("MODIFIED", pod)
+        _send(handler, 200, pod)
+
+    def condition(self, pod: Object) -> Object:
+        """zeusd's condition of a pod; empty: none."""
+        with self._moved:
+            found = self._pods[pod["metadata"]["uid"]]["status"].get("conditions", ())
+        return next((one for one in found if one["type"] == "zeusd.dev/PowerLimit"), {})
+
     def _watch(
         self, handler: BaseHTTPRequestHandler, namespace: str, query: dict[str, str]
     ) -> None:
@@ -176,7 +212,11 @@ class ApiServer:
             if query.get("allowWatchBookmarks", "").lower() == "true":
                 yield (
                     "BOOKMARK",
-                    {"kind": "Pod", "apiVersion": "v1", "metadata": {"resourceVersion": version}},
+                    {
+                        "kind": "Pod",
+                        "apiVersion": "v1",
+                        "metadata": {"resourceVersion": str(version)},
+                    },
                 )
 
 

@@ -21,10 +21,11 @@ def a_pod(
     gpus: int = 1,
     phase: str = "Running",
     node: str = NODE,
+    annotation: str = "zeusd.dev/power-limit",
     **spec: Any,
 ) -> dict[str, Any]:
     """A pod's object, with its own uid."""
-    annotations = {} if watts is None else {"zeusd.dev/power-limit": watts}
+    annotations = {} if watts is None else {annotation: watts}
     limits = {NVIDIA: str(gpus)} if gpus else {}
     return {
         "kind": "Pod",
@@ -34,6 +35,7 @@ def a_pod(
             "namespace": namespace,
             "uid": str(uuid.uuid4()),
             "annotations": annotations,
+            "generation": 1,
         },
         "spec": {
             "nodeName": node,
@@ -63,6 +65,23 @@ def pod_resources(
     cpus = field(3, b"\x00\x01\x02") + b"\x29" + bytes(8) + b"\x35" + bytes(4)
     container = field(1, "c") + field(2, devices) + cpus
     return field(1, name) + field(2, namespace) + field(3, container)
+
+
+def a_slice(*devices: tuple[str, str], node: str = NODE, basic: bool = False) -> dict[str, Any]:
+    """A ResourceSlice with devices and their UUIDs."""
+
+    def device(name: str, uuid: str) -> dict[str, Any]:
+        attributes = {"type": {"string": "gpu"}, **({"uuid": {"string": uuid}} if uuid else {})}
+        inner = {"attributes": attributes}
+        return {"name": name, **({"basic": inner} if basic else inner)}
+
+    spec = {
+        "driver": "gpu.nvidia.com",
+        "nodeName": node,
+        "pool": {"name": node},
+        "devices": [device(*one) for one in devices],
+    }
+    return {"metadata": {"name": "s"}, "spec": spec}
 
 
 def claim(name: str, *resources: tuple[str, str, str, list[str]], namespace: str = "ml") -> bytes:

@@ -112,7 +112,7 @@ class Answers:
         self.script: list[Callable[[], dict[tuple[str, str], list[str]]]] = []
         self.ended = threading.Event()
 
-    def devices(self, claims: bool = False) -> dict[tuple[str, str], list[str]]:
+    def devices(self) -> dict[tuple[str, str], list[str]]:
         answer = self.script.pop(0)
         if not self.script:
             self.ended.set()

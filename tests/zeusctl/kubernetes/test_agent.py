@@ -7,8 +7,10 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,12 @@ from kubernetes import client
 
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.kubernetes.api_server import ApiServer
-from tests.zeusctl.kubernetes.node import NODE, Kubelet, a_pod, pod_resources
+from tests.zeusctl.kubernetes.node import NODE, Kubelet, a_pod, a_slice, claim, pod_resources
 from zeus_ipc import Client
 from zeusctl.kubernetes.agent import Agent, Events
 from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
 from zeusctl.kubernetes.pods import pod_of
+from zeusctl.kubernetes.slices import Slices
 from zeusctl.kubernetes.watch import PodWatch
 
 HIGHEST_W = 250.0
@@ -67,7 +70,9 @@ class Cluster:
             for api, namespace in zip(apis, namespaces, strict=False)
         ]
         kubelet = KubeletClient(self.kubelet.path)
-        agent = Agent(self.zeusd, watches, kubelet, Events(apis[-1], NODE), changed, resync_s=0.05)
+        slices = Slices(client.CustomObjectsApi(client.ApiClient(settings)), NODE)
+        events = Events(apis[-1], NODE)
+        agent = Agent(self.zeusd, watches, kubelet, events, changed, slices.uuid, resync_s=0.05)
         thread = threading.Thread(target=agent.run, args=(ended,), daemon=True)
         for watch in watches:
             watch.start()
@@ -98,6 +103,14 @@ class Cluster:
 
     def wait(self, *watts: float) -> None:
         wait_for(lambda: self.limits() == [*watts], f"limits of {watts}, not {self.limits()}")
+
+    def wait_condition(self, pod: dict[str, Any], status: str, said: str) -> dict[str, Any]:
+        def shown() -> dict[str, Any]:
+            found = self.api.condition(pod)
+            right = found.get("status") == status and said in found["message"]
+            return found if right else {}
+
+        return wait_for(shown, f"a condition with {said!r}, not {self.api.condition(pod)}")
 
     def told(self, reason: str) -> list[str]:
         return [one["message"] for one in self.api.events if one["reason"] == reason]
@@ -139,6 +152,61 @@ def test_a_pods_limit_ends_when_it_has_succeeded_though_it_is_still_there(cluste
     pod["status"]["phase"] = "Succeeded"
     cluster.api.apply(pod)
     cluster.wait(HIGHEST_W, HIGHEST_W)
+
+
+def test_a_pod_that_asks_in_dynamos_words_for_gpus_of_a_claim(cluster: Cluster) -> None:
+    """The limit is set, shown in the pod's status, and restored."""
+    cluster.api.slices = [a_slice(("gpu-1", cluster.uuids[1]))]
+    cluster.start("research")
+    pod = a_pod(
+        watts="150",
+        annotation="dynamo.nvidia.com/gpu-power-limit",
+        gpus=0,
+        resourceClaims=[{"name": "gpu", "resourceClaimName": "one"}],
+    )
+    device = ("gpu.nvidia.com", NODE, "gpu-1", ["k8s.gpu.nvidia.com/claim=1-gpu-1"])
+    cluster.kubelet.pods.append(claim("training", device, namespace="research"))
+    cluster.api.apply(pod)
+    cluster.wait(HIGHEST_W, 150)
+    shown = cluster.wait_condition(pod, "True", "at most 150 W, by this pod")
+    assert shown["reason"] == "PowerLimitSet"
+    assert shown["observedGeneration"] == 1
+    began = datetime.fromisoformat(shown["lastTransitionTime"].replace("Z", "+00:00"))
+    assert abs(time.time() - began.timestamp()) < 600
+    # Another ceiling is lower; and the generation of the pod changes with its spec.
+    cluster.zeusd.set_ceiling(cluster.uuids[1], "fleet", 120_000)
+    cluster.wait_condition(pod, "True", "at most 120 W, by the ceiling fleet")
+    cluster.zeusd.set_ceiling(cluster.uuids[1], "fleet", None)
+    pod["metadata"]["generation"] = 2
+    cluster.api.apply(pod)
+    wait_for(lambda: cluster.api.condition(pod)["observedGeneration"] == 2, "the generation")
+    cluster.wait_condition(pod, "True", "at most 150 W, by this pod")
+    pod["status"]["phase"] = "Succeeded"
+    cluster.api.apply(pod)
+    cluster.wait(HIGHEST_W, HIGHEST_W)
+
+
+def test_a_condition_is_written_once_and_without_its_role_the_rest_works(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.start("research")
+    pod = cluster.run(a_pod(watts="600"), 0)
+    cluster.wait_condition(pod, "False", "600 W is outside 100 to 250 W")
+    pod["metadata"]["annotations"].clear()
+    cluster.api.apply(pod)
+    cluster.wait_condition(pod, "False", "the pod asks for no power limit")
+    cluster.api.forbidden.add("research")
+    other = a_pod("other", "150")
+    cluster.run(other, 1)
+    cluster.wait(HIGHEST_W, 150)
+    wait_for(lambda: "a role with patch on pods/status" in caplog.text, "the agent to say so")
+    nodes: list[int] = []
+    node = cluster.zeusd.node
+    cluster.zeusd.node = lambda: (nodes.append(1), node())[1]  # type: ignore[method-assign]
+    wait_for(lambda: len(nodes) > 6, "the agent to compare several times")
+    del cluster.zeusd.node
+    assert cluster.api.patches == 3
+    assert cluster.api.condition(other) == {}
 
 
 def test_an_annotation_that_changes_is_followed(cluster: Cluster) -> None:

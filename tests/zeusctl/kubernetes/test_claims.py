@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kubernetes import client
 
 from tests.support import RunningDaemon, wait_for
 from tests.zeusctl.kubernetes.api_server import ApiServer
-from tests.zeusctl.kubernetes.node import NODE, Kubelet, claim, field, pod_resources
+from tests.zeusctl.kubernetes.node import NODE, Kubelet, a_slice, claim, field, pod_resources
 from tests.zeusctl.kubernetes.test_accounts import Known, charged
 from tests.zeusctl.kubernetes.test_accounts import daemon as daemon
 from zeusctl.kubernetes.accounts import Accounts
@@ -26,7 +25,7 @@ DRIVER = "gpu.nvidia.com"
 
 
 def listed(*pods: bytes) -> dict[tuple[str, str], list[str]]:
-    return devices_of(b"".join(field(1, one) for one in pods), claims=True)
+    return devices_of(b"".join(field(1, one) for one in pods))
 
 
 def test_a_claims_device_is_its_uuid_where_its_cdi_name_has_one() -> None:
@@ -44,23 +43,6 @@ def test_a_claims_device_is_its_uuid_where_its_cdi_name_has_one() -> None:
         ("ml", "b"): [MIG],
         ("ml", "c"): [f"{DRIVER}/{NODE}/gpu-1"],
     }
-    # Power limits are set for devices of device plugins only.
-    assert devices_of(b"".join(field(1, one) for one in pods)) == {}
-
-
-def a_slice(*devices: tuple[str, str], node: str = NODE, basic: bool = False) -> dict[str, Any]:
-    def device(name: str, uuid: str) -> dict[str, Any]:
-        attributes = {"type": {"string": "gpu"}, **({"uuid": {"string": uuid}} if uuid else {})}
-        inner = {"attributes": attributes}
-        return {"name": name, **({"basic": inner} if basic else inner)}
-
-    spec = {
-        "driver": DRIVER,
-        "nodeName": node,
-        "pool": {"name": node},
-        "devices": [device(*one) for one in devices],
-    }
-    return {"metadata": {"name": "s"}, "spec": spec}
 
 
 def test_slices_of_each_version_name_uuids() -> None:

@@ -16,10 +16,11 @@ import yaml
 
 from tests.late import late
 from zeusctl.kubernetes.__main__ import KUBELET, main
-from zeusctl.kubernetes.pods import ANNOTATION, milliwatts
+from zeusctl.kubernetes.pods import milliwatts
 
 celpy = late("celpy")
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
+ANNOTATION = "zeusd.dev/power-limit"
 NEWEST = 37
 """Of the versions 1.x whose schemas kubernetes-validate 1.37 has."""
 
@@ -125,12 +126,25 @@ def test_prometheus_finds_the_exporter_by_annotation_or_by_pod_monitor() -> None
 
 
 def test_the_agent_may_do_what_it_does_and_no_more() -> None:
-    found = {one["kind"]: one for one in manifests("power-limits.yaml")}
-    rules = {tuple(one["resources"]): one["verbs"] for one in found["ClusterRole"]["rules"]}
+    every = manifests("power-limits.yaml")
+    found = {one["kind"]: one for one in every}
+    rules = {
+        one["metadata"]["name"]: {tuple(rule["resources"]): rule["verbs"] for rule in one["rules"]}
+        for one in every
+        if one["kind"] == "ClusterRole"
+    }
     assert rules == {
-        ("pods",): ["get", "list", "watch"],
-        ("events",): ["create"],
-        ("resourceslices",): ["list"],
+        "zeusd-kubernetes": {
+            ("pods",): ["get", "list", "watch"],
+            ("pods/status",): ["patch"],
+            ("events",): ["create"],
+        },
+        "zeusd-kubernetes-claims": {("resourceslices",): ["list"]},
+    }
+    bound = {(one["kind"], one["roleRef"]["name"]) for one in every if "roleRef" in one}
+    assert bound == {
+        ("RoleBinding", "zeusd-kubernetes"),
+        ("ClusterRoleBinding", "zeusd-kubernetes-claims"),
     }
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
     (agent,) = pod["containers"]
@@ -189,7 +203,7 @@ def substring(text: Any, begin: Any, end: Any) -> Any:
 @pytest.mark.parametrize("asked", [None, "100", "200", "200W", "700"])
 def test_the_policy_admits_what_the_agent_takes(asked: str | None) -> None:
     assert denied(asked) == []
-    assert asked is None or milliwatts(asked)
+    assert asked is None or milliwatts(ANNOTATION, asked)
 
 
 @pytest.mark.parametrize("asked", ["99", "701", "1000", "much", "200 W", "200mW", "-200", "200.5"])

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from tests.zeusctl.kubernetes.node import a_pod, field, pod_resources
-from zeus_ipc.replies import CeilingInfo, GpuInfo
+from zeus_ipc.replies import CeilingInfo, GpuInfo, GpuState
 from zeusctl.kubernetes.kubelet import devices_of
-from zeusctl.kubernetes.plan import Plan, differences, held, plan
-from zeusctl.kubernetes.pods import milliwatts, pod_of
+from zeusctl.kubernetes.plan import Plan, condition_of, differences, held, plan
+from zeusctl.kubernetes.pods import ANNOTATIONS, milliwatts, pod_of
 from zeusctl.parts import Devices, Part
 
 KEY = ("research", "training")
+
+
+DYNAMO = "dynamo.nvidia.com/gpu-power-limit"
 
 
 def gpu(index: int, number: int | None = None, **ceilings: int) -> GpuInfo:
@@ -46,7 +49,19 @@ def planned(pod: dict[str, Any], *ids: str) -> Plan:
     + [("99999", None), ("-200", None), ("200.5", None), ("٢٠٠", None)],
 )
 def test_an_annotation_is_a_whole_number_of_watts(text: str, mw: int | None) -> None:
-    assert milliwatts(text) == mw
+    assert [milliwatts(one, text) for one in ANNOTATIONS] == [mw, mw]
+
+
+def test_of_several_annotations_the_lowest_counts_and_one_that_is_wrong_is_named() -> None:
+    pod = a_pod(watts="200")
+    pod["metadata"]["annotations"][DYNAMO] = "150"
+    assert {*planned(pod, "GPU-0abc").bounds.values()} == {150_000}
+    pod["metadata"]["annotations"][DYNAMO] = "low"
+    found = planned(pod, "GPU-0abc")
+    assert {*found.bounds.values()} == {200_000}
+    assert [*found.refusals.values()] == [
+        f'{DYNAMO}: "low" is not a number of watts; write, for example, "200"'
+    ]
 
 
 def test_each_gpu_of_a_pod_gets_a_ceiling_of_the_pods_uid() -> None:
@@ -79,8 +94,10 @@ def test_a_pod_without_its_gpus_yet_is_waited_for() -> None:
     [
         (a_pod(watts="low"), ["GPU-0abc"], '"low" is not a number of watts'),
         (a_pod(gpus=0), [], "no container of the pod requests a GPU"),
-        (a_pod(gpus=0, resourceClaims=[{}]), [], "GPUs of resource claims are not supported"),
+        (a_pod(gpus=0, resourceClaims=[{}]), [], "none of the pod's resource claims has a GPU"),
+        (a_pod(annotation=DYNAMO, gpus=0), [], f"{DYNAMO}: no container of the pod"),
         (a_pod(), ["MIG-1234"], "a part of a GPU has no power limit of its own"),
+        (a_pod(), ["gpu.nvidia.com/node-1/gpu-1-mig-19-0-1"], "a part of a GPU has no power limit"),
         (a_pod(), ["GPU-5abc"], "zeusd does not know it"),
     ],
 )
@@ -92,6 +109,53 @@ def test_impossible_requests_are_refused_with_the_reason(
     assert said in text
     assert not found.bounds
     assert not found.waiting
+
+
+def test_a_pod_of_claims_is_waited_for_until_its_gpu_is_known() -> None:
+    pod = a_pod(gpus=0, resourceClaims=[{}], phase="Pending")
+    found = planned(pod)
+    assert (len(found.waiting), found.refusals) == (1, {})
+    pod["status"]["phase"] = "Running"
+    found = planned(pod, "gpu.nvidia.com/node-1/gpu-0")
+    (said,) = found.refusals.values()
+    assert "the API server does not say which GPU this is" in said
+    # The agent may have been restarted: what it set before stays.
+    (name,) = found.waiting
+    assert differences(found, {("GPU-0abc", name): 200_000}) == ({}, [])
+    assert planned(pod, "GPU-1abc").bounds == {("GPU-1abc", name): 200_000}
+
+
+MINE = "12345678-1234-1234-1234-123456789abc"
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "enforced_w", "other_w", "status", "said"),
+    [
+        (200, 200, None, "True", "at most 200 W, by this pod"),
+        (199, 199, None, "True", "at most 199 W, by this pod"),  # a driver that rounds
+        (150, 150, 150, "True", "at most 150 W, by the ceiling job:77"),
+        (120, 120, None, "True", "at most 120 W, by a lease or someone outside zeusd"),
+        (200, 170, None, "True", "at most 170 W, by the board or its BMC"),
+        (200, None, None, "True", "at most 200 W, by this pod"),
+        (250, 250, None, "False", "at most 250 W, by someone outside zeusd"),
+        (250, 180, None, "True", "at most 180 W, by the board or its BMC"),
+    ],
+)
+def test_the_condition_has_the_limit_in_force_and_who_bounds_it(
+    limit_w: int, enforced_w: int | None, other_w: int | None, status: str, said: str
+) -> None:
+    pod = a_pod()
+    pod["metadata"]["uid"] = MINE
+    one = gpu(0, **{MINE.replace("-", "_"): 200}, **({"77": other_w} if other_w else {}))
+    highest = {"power_limit_highest_mw": (other_w or 200) * 1000, "power_limit_max_mw": 250_000}
+    one = one.model_copy(update=highest)
+    state = GpuState.model_construct(
+        power_limit_mw=limit_w * 1000,
+        enforced_power_limit_mw=None if enforced_w is None else enforced_w * 1000,
+    )
+    shown = condition_of(pod_of(pod), planned(pod, "GPU-0abc"), [one], {"GPU-0abc": state})
+    assert shown is not None
+    assert (shown.status, shown.message) == (status, f"GPU 0 (GPU-0abc): {said}")
 
 
 def test_a_static_pod_is_named_as_its_control_group_is() -> None:
