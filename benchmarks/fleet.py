@@ -24,13 +24,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from zeus_fleet import levels
-from zeus_fleet.policies import POLICIES, Job, water_filling
+from zeus_fleet.policies import POLICIES, JobGroup, water_filling
 from zeus_fleet.simulation import (
     BUSY,
     CLUSTERS,
     GPUS,
     SIZES,
-    Measured,
+    MeasuredRun,
     Mix,
     compare,
     drawn,
@@ -155,9 +155,11 @@ def play(
         if second % period_s == 0:
             working = [slot for slot in slots if slot.run is not None]
             jobs = [
-                Job(slot.gpus, low, high, profile=slot.run.profile) for slot in working if slot.run
+                JobGroup(slot.gpus, low, high, profile=slot.run.profile)
+                for slot in working
+                if slot.run
             ]
-            idle = Job(GPUS - sum(job.gpus for job in jobs), low, high, busy=False)
+            idle = JobGroup(GPUS - sum(job.gpus for job in jobs), low, high, busy=False)
             now = Mix((*jobs, idle), tuple(slot.run for slot in working if slot.run))
             limits = policy(now, total)
             for slot in slots:
@@ -180,7 +182,7 @@ class _Slot:
     limit: int
     before: int
     planned: int = 0
-    run: Measured | None = None
+    run: MeasuredRun | None = None
     until: float = 0.0
 
     def in_force(self, second: int) -> int:

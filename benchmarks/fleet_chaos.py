@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import fleet_audit
 from benchmarks.fleet_site import FLOOR_W, Program, Site
-from zeus_fleet.store import Store, StoreUnavailable
+from zeus_fleet.store import FleetStore, StoreUnavailable
 
 LEASE_S = 15.1
 
@@ -70,7 +70,7 @@ class Writer(threading.Thread):
         asyncio.run(self._write())
 
     async def _write(self) -> None:
-        store = Store(self._site.endpoints[1::2], timeout_s=2.0)
+        store = FleetStore(self._site.endpoints[1::2], timeout_s=2.0)
         while True:
             with contextlib.suppress(StoreUnavailable):
                 read, _ = await store.read()

@@ -28,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.fleet_site import FLEET, etcd_commands
 from zeus_fleet import wire
 from zeus_fleet.allocator import Allocator, Snapshot
-from zeus_fleet.gpus import Load
+from zeus_fleet.gpus import GpuLoad
 from zeus_fleet.jobs import ByJobs
-from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan, Timing, Work
-from zeus_fleet.node import Ceilings, Gpu
-from zeus_fleet.profiles import Profile
+from zeus_fleet.messages import Budget, GrantPlan, NodeReport, NodeWork, PowerDomain, Timing
+from zeus_fleet.node import FleetCeilings, GpuRange
+from zeus_fleet.profiles import ProgressProfile
 from zeus_fleet.shells import clock_ns, run_agent
 from zeus_fleet.simulation import tables
-from zeus_fleet.store import Store
+from zeus_fleet.store import FleetStore
 
 GPUS, LOW, HIGH = 8, 100_000, 300_000
 PROCESSES = 4
@@ -44,32 +44,32 @@ PROCESSES = 4
 class SimulatedZeusd:
     """Ceilings with a deadline, and a job on half of the GPUs."""
 
-    ranges = (Gpu(LOW, HIGH),) * GPUS
+    ranges = (GpuRange(LOW, HIGH),) * GPUS
 
-    def __init__(self, job: str, profile: Profile) -> None:
+    def __init__(self, job: str, profile: ProgressProfile) -> None:
         self._limits, self._deadline_ns = [LOW] * GPUS, 0
         gpus = tuple(range(GPUS // 2))
-        self._load = Load(
+        self._load = GpuLoad(
             (HIGH,) * len(gpus) + (LOW,) * (GPUS - len(gpus)),
             GPUS * LOW,
-            (Work(job, "A40", gpus, LOW, HIGH, profile),),
+            (NodeWork(job, "A40", gpus, LOW, HIGH, profile),),
         )
 
     def holds_mw(self) -> list[int]:
         """The most that each may hold now."""
         return self._limits if clock_ns() < self._deadline_ns else [LOW] * GPUS
 
-    def carry_out(self, command: Ceilings) -> list[int]:
+    def carry_out(self, command: FleetCeilings) -> list[int]:
         """Sets the ceilings."""
         self._limits, self._deadline_ns = [*command.limits_mw], command.deadline_ns
         return self.holds_mw()
 
-    def load(self) -> Load:
+    def load(self) -> GpuLoad:
         """The running processes."""
         return self._load
 
 
-def work_of(index: int, profiles: list[Profile]) -> tuple[str, Profile]:
+def work_of(index: int, profiles: list[ProgressProfile]) -> tuple[str, ProgressProfile]:
     """Jobs of four nodes each."""
     job = index // 4
     return f"job{job}", profiles[job % len(profiles)]
@@ -80,7 +80,7 @@ async def agents(endpoints: list[str], first: int, count: int, file: Path) -> No
     profiles = [run.profile for run in tables("a40")]
     zeusds = [SimulatedZeusd(*work_of(first + i, profiles)) for i in range(count)]
     for i, zeusd in enumerate(zeusds):
-        store = Store(endpoints[i % 3 :] + endpoints[: i % 3])
+        store = FleetStore(endpoints[i % 3 :] + endpoints[: i % 3])
         task = asyncio.create_task(run_agent(f"n{first + i}", store, zeusd))
         task.add_done_callback(lambda one: one.result())
         TASKS.append(task)
@@ -181,22 +181,24 @@ def plans() -> None:
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for count in (200, 1000, 5000):
         names = [f"n{i}" for i in range(count)]
-        site = Domain("site", count * GPUS * 180_000, frozenset(names))
+        site = PowerDomain("site", count * GPUS * 180_000, frozenset(names))
         rows = tuple(
-            Domain(f"row{i}", 200 * GPUS * 190_000, frozenset(names[i : i + 200]))
+            PowerDomain(f"row{i}", 200 * GPUS * 190_000, frozenset(names[i : i + 200]))
             for i in range(0, count, 200)
         )
         budget = Budget((site, *rows), dict.fromkeys(names, GPUS * LOW))
         beats = {
-            name: Heartbeat(1, 0, GPUS * LOW, GPUS * LOW, GPUS * HIGH, GPUS * HIGH)
+            name: NodeReport(1, 0, GPUS * LOW, GPUS * LOW, GPUS * HIGH, GPUS * HIGH)
             for name in names
         }
         times = []
         allocator = Allocator(Timing(), ByJobs())
         allocator.lead(1)
-        plan: Plan | None = None
+        plan: GrantPlan | None = None
         for step in range(3):
-            works = {name: (Work(*_placed(i + step, profiles)),) for i, name in enumerate(names)}
+            works = {
+                name: (NodeWork(*_placed(i + step, profiles)),) for i, name in enumerate(names)
+            }
             read = Snapshot(1, budget, 1, plan, step, beats, works)
             began = time.perf_counter()
             commit = allocator.plan(read, step * 10**9)
@@ -213,8 +215,8 @@ def plans() -> None:
 
 
 def _placed(
-    index: int, profiles: list[Profile]
-) -> tuple[str, str, tuple[int, ...], int, int, Profile]:
+    index: int, profiles: list[ProgressProfile]
+) -> tuple[str, str, tuple[int, ...], int, int, ProgressProfile]:
     job, profile = work_of(index, profiles)
     return job, "A40", tuple(range(GPUS // 2)), LOW, HIGH, profile
 

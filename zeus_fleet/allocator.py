@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from zeus_fleet.levels import level, level_by_want
-from zeus_fleet.messages import Budget, Grant, Heartbeat, Plan, Timing, Work, obeyed_mw
+from zeus_fleet.messages import Budget, Grant, GrantPlan, NodeReport, NodeWork, Timing, obeyed_mw
 
 MOST_COMPARED = 100
 """Most nodes that one commit reclaims from: etcd accepts 128 operations in a transaction."""
@@ -35,10 +35,10 @@ class Snapshot:
     token: int
     budget: Budget
     budget_revision: int
-    plan: Plan | None
+    plan: GrantPlan | None
     plan_revision: int
-    heartbeats: Mapping[str, Heartbeat]
-    works: Mapping[str, tuple[Work, ...]] = field(default_factory=dict)
+    heartbeats: Mapping[str, NodeReport]
+    works: Mapping[str, tuple[NodeWork, ...]] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -55,7 +55,7 @@ class Commit:
             none. The nodes are silent and lose a grant, which a heartbeat in between would renew.
     """
 
-    plan: Plan
+    plan: GrantPlan
     token: int
     plan_revision: int
     budget_revision: int
@@ -63,23 +63,23 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Claim:
+class NodeDemand:
     """A policy's view of a node that is alive, mW."""
 
     floor_mw: int
     wanted_mw: int
     capacity_mw: int
-    works: tuple[Work, ...] = ()
+    works: tuple[NodeWork, ...] = ()
 
 
-Policy = Callable[[Mapping[str, Claim], int], Mapping[str, int]]
+Policy = Callable[[Mapping[str, NodeDemand], int], Mapping[str, int]]
 """Shares a sum among nodes: `policy(claims, total_mw)` returns the target of each node.
 
 Targets are clipped to each node's range, and scaled down if a domain's budget is too small.
 """
 
 
-def by_want(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
+def by_want(claims: Mapping[str, NodeDemand], total_mw: int) -> Mapping[str, int]:
     """The same level for all nodes, up to each node's demand."""
     rows = claims.values()
     shares = level_by_want(
@@ -91,7 +91,7 @@ def by_want(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
     return dict(zip(claims, shares, strict=True))
 
 
-def evenly(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
+def evenly(claims: Mapping[str, NodeDemand], total_mw: int) -> Mapping[str, int]:
     """The same level for all nodes, regardless of demand."""
     rows = claims.values()
     floors, most = [claim.floor_mw for claim in rows], [claim.capacity_mw for claim in rows]
@@ -137,7 +137,7 @@ class Allocator:
         silent, reclaimed = self._silent(read, now_ns)
         charges = {node: self._charge(node, read, node in silent) for node in read.budget.floors_mw}
         grants = self._granted(read, silent, charges)
-        plan = Plan(self._token, dict(read.budget.spare_mw), grants)
+        plan = GrantPlan(self._token, dict(read.budget.spare_mw), grants)
         if plan == read.plan:
             return None
         return Commit(
@@ -245,7 +245,9 @@ class Allocator:
         budget = read.budget
         floors = {node: _floor(node, read) for node in budget.floors_mw}
         claims = {
-            node: Claim(floors[node], beat.wanted_mw, beat.capacity_mw, read.works.get(node, ()))
+            node: NodeDemand(
+                floors[node], beat.wanted_mw, beat.capacity_mw, read.works.get(node, ())
+            )
             for node, beat in sorted(read.heartbeats.items())
             if node in floors and node not in silent and node not in budget.leaving
         }
@@ -286,5 +288,5 @@ def _grant(node: str, read: Snapshot) -> Grant:
     return Grant(grant.epoch, max(floor, grant.limit_mw), max(floor, grant.high_mw))
 
 
-def _confirmed(beat: Heartbeat | None, grant: Grant) -> bool:
+def _confirmed(beat: NodeReport | None, grant: Grant) -> bool:
     return beat is not None and beat.epoch == grant.epoch and beat.held_mw <= grant.limit_mw

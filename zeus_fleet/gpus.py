@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from zeus_fleet.messages import Work
-from zeus_fleet.node import Ceilings, Gpu
+from zeus_fleet.messages import NodeWork
+from zeus_fleet.node import FleetCeilings, GpuRange
 from zeus_fleet.wire import profile_of
 from zeus_ipc import Client
 from zeus_ipc.controls import Control
@@ -26,7 +26,7 @@ log = logging.getLogger("zeus_fleet")
 
 
 @dataclass(frozen=True)
-class Load:
+class GpuLoad:
     """The activity of GPUs.
 
     Attributes:
@@ -37,19 +37,19 @@ class Load:
 
     wanted_mw: tuple[int, ...]
     drawn_mw: int
-    works: tuple[Work, ...]
+    works: tuple[NodeWork, ...]
 
 
 class Gpus(Protocol):
     """The GPUs of a node."""
 
-    ranges: Sequence[Gpu]
+    ranges: Sequence[GpuRange]
 
     def holds_mw(self) -> list[int]:
         """The most that each may hold now."""
         ...
 
-    def carry_out(self, command: Ceilings) -> list[int]:
+    def carry_out(self, command: FleetCeilings) -> list[int]:
         """Sets the ceilings; returns the highest power limit that each may have then.
 
         Raises:
@@ -57,7 +57,7 @@ class Gpus(Protocol):
         """
         ...
 
-    def load(self) -> Load:
+    def load(self) -> GpuLoad:
         """The activity of the GPUs.
 
         Raises:
@@ -94,8 +94,8 @@ class ZeusdGpus:
                 raise ValueError(f"GPU {gpu.index} ({gpu.name}) has no power limit")
             self._uuids.append(gpu.uuid)
             self._kinds.append(gpu.name)
-            ranges.append(Gpu(low, high))
-        self.ranges: Sequence[Gpu] = tuple(ranges)
+            ranges.append(GpuRange(low, high))
+        self.ranges: Sequence[GpuRange] = tuple(ranges)
 
     def holds_mw(self) -> list[int]:
         """The highest power limit that each may have now: what may be set, and what is in force."""
@@ -107,7 +107,7 @@ class ZeusdGpus:
             holds.append(gpu.max_mw if bound is None or limit is None else max(bound, limit))
         return holds
 
-    def carry_out(self, command: Ceilings) -> list[int]:
+    def carry_out(self, command: FleetCeilings) -> list[int]:
         """Sets the ceilings. A GPU that refuses keeps its limit."""
         before = self.holds_mw()
         holds = []
@@ -128,7 +128,7 @@ class ZeusdGpus:
                 holds.append(max(before[index], limit))
         return holds
 
-    def load(self) -> Load:
+    def load(self) -> GpuLoad:
         """The activity of the GPUs, from the holders of power limits and their published profiles.
 
         A GPU is idle if nobody holds its power limit and it has not computed for `IDLE_S`, or if
@@ -141,7 +141,7 @@ class ZeusdGpus:
             if lease.control == Control.POWER_LIMIT and not lease.restoring
         }
         now_s = self._clock()
-        works: dict[tuple[object, ...], Work] = {}
+        works: dict[tuple[object, ...], NodeWork] = {}
         wanted = []
         for index, (uuid, gpu) in enumerate(zip(self._uuids, self.ranges, strict=True)):
             state = states[uuid]
@@ -158,16 +158,16 @@ class ZeusdGpus:
             works[key] = replace(one, gpus=(*before.gpus, index))
             wanted.append(one.max_mw)
         drawn = sum(state.power_mw or 0 for state in states.values())
-        return Load(tuple(wanted), drawn, tuple(works.values()))
+        return GpuLoad(tuple(wanted), drawn, tuple(works.values()))
 
-    def _work(self, index: int, gpu: Gpu, lease: LeaseInfo | None) -> Work:
+    def _work(self, index: int, gpu: GpuRange, lease: LeaseInfo | None) -> NodeWork:
         """The activity of one GPU. A user's processes outside of any job count as one job."""
         kind = self._kinds[index]
         if lease is None:
-            return Work(f"on {self._name}", kind, (index,), gpu.min_mw, gpu.max_mw)
+            return NodeWork(f"on {self._name}", kind, (index,), gpu.min_mw, gpu.max_mw)
         asked = lease.asked[0] if lease.asked and not lease.measuring else gpu.max_mw
         profile = lease.profile
-        return Work(
+        return NodeWork(
             lease.job or f"user {lease.uid} on {self._name}",
             kind,
             (index,),

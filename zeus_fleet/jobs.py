@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from zeus_fleet.allocator import Claim
-from zeus_fleet.messages import Work
-from zeus_fleet.policies import Job, JobPolicy, water_filling
-from zeus_fleet.profiles import Profile
+from zeus_fleet.allocator import NodeDemand
+from zeus_fleet.messages import NodeWork
+from zeus_fleet.policies import JobGroup, JobPolicy, water_filling
+from zeus_fleet.profiles import ProgressProfile
 
 TURN_S = 600.0
 """Longest time for which a job may measure with its highest limit."""
@@ -20,8 +20,8 @@ class _Placed:
     """A job, or a part of one, and its GPUs."""
 
     name: str
-    job: Job
-    works: tuple[tuple[str, Work], ...]
+    job: JobGroup
+    works: tuple[tuple[str, NodeWork], ...]
     measuring: bool
 
 
@@ -56,7 +56,7 @@ class ByJobs:
         self.lent_to: str | None = None
         self.waiting: tuple[str, ...] = ()
 
-    def __call__(self, claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
+    def __call__(self, claims: Mapping[str, NodeDemand], total_mw: int) -> Mapping[str, int]:
         """The target of each node."""
         placed = _placed(claims)
         targets = {node: claim.floor_mw for node, claim in claims.items()}
@@ -97,10 +97,10 @@ class ByJobs:
             self.limits_mw[node].update(dict.fromkeys(work.gpus, limit))
 
 
-def _placed(claims: Mapping[str, Claim]) -> list[_Placed]:
+def _placed(claims: Mapping[str, NodeDemand]) -> list[_Placed]:
     """The jobs. Parts of a job on another kind of GPU, or with another profile, count
     separately."""
-    found: dict[tuple[str, str, Profile | None, bool], list[tuple[str, Work]]] = {}
+    found: dict[tuple[str, str, ProgressProfile | None, bool], list[tuple[str, NodeWork]]] = {}
     for node, claim in claims.items():
         for work in claim.works if _can_be(claim) else ():
             key = (work.job, work.kind, work.profile, work.measuring)
@@ -111,12 +111,12 @@ def _placed(claims: Mapping[str, Claim]) -> list[_Placed]:
         high = max(low, *(work.max_mw for _, work in works))
         gpus = sum(len(work.gpus) for _, work in works)
         needs = max((work.needs_mw for _, work in works if work.needs_mw is not None), default=None)
-        job = Job(gpus, low, high, profile=profile, kind=kind, needs_mw=needs)
+        job = JobGroup(gpus, low, high, profile=profile, kind=kind, needs_mw=needs)
         placed.append(_Placed(name, job, tuple(works), measuring))
     return placed
 
 
-def _can_be(claim: Claim) -> bool:
+def _can_be(claim: NodeDemand) -> bool:
     """Whether a node's jobs are consistent with its GPUs; otherwise its report is wrong."""
     gpus = [gpu for work in claim.works for gpu in work.gpus]
     least = sum(len(work.gpus) * work.min_mw for work in claim.works)

@@ -1,6 +1,6 @@
 """Messages between nodes, allocators and operators. Power in mW, times in ns.
 
-They are in a store with transactions: one `Budget`, one `Plan`, one `Heartbeat` per node.
+They are in a store with transactions: one `Budget`, one `GrantPlan`, one `NodeReport` per node.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zeus_fleet.profiles import Profile
+from zeus_fleet.profiles import ProgressProfile
 
 S = 1_000_000_000
 
@@ -40,7 +40,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Domain:
+class PowerDomain:
     """Nodes with an upper bound on the sum of their limits: a site, a row, a rack.
 
     Attributes:
@@ -57,7 +57,7 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Event:
+class LimitEvent:
     """A temporary lower limit of the site, such as one that a grid operator requests.
 
     Attributes:
@@ -92,11 +92,11 @@ class Budget:
         ValueError: A domain's limit is below its floors and reserve, or the first lacks a node.
     """
 
-    domains: tuple[Domain, ...]
+    domains: tuple[PowerDomain, ...]
     floors_mw: Mapping[str, int]
     leaving: frozenset[str] = frozenset()
     standing_mw: int | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[LimitEvent, ...] = ()
     spare_mw: Mapping[str, int] = field(init=False, compare=False)
     """Power that may be granted above the floors, by domain."""
 
@@ -125,11 +125,11 @@ class Budget:
         object.__setattr__(self, "spare_mw", spare)
 
     @property
-    def site(self) -> Domain:
+    def site(self) -> PowerDomain:
         """The domain of all nodes."""
         return self.domains[0]
 
-    def domains_of(self, node: str) -> list[Domain]:
+    def domains_of(self, node: str) -> list[PowerDomain]:
         """The domains that contain a node."""
         return [domain for domain in self.domains if node in domain.nodes]
 
@@ -150,7 +150,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GrantPlan:
     """All grants; only the leading allocator writes it.
 
     Attributes:
@@ -166,7 +166,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class NodeReport:
     """The report of a node.
 
     Attributes:
@@ -191,7 +191,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Work:
+class NodeWork:
     """The GPUs of one node that work for the same job.
 
     Attributes:
@@ -210,13 +210,13 @@ class Work:
     gpus: tuple[int, ...]
     min_mw: int
     max_mw: int
-    profile: Profile | None = None
+    profile: ProgressProfile | None = None
     measuring: bool = False
     needs_mw: int | None = None
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoreAnswer:
     """The store's contents for a node, at one revision.
 
     Attributes:
@@ -226,12 +226,12 @@ class Answer:
             are left out get their demand. It affects progress only.
     """
 
-    plan: Plan | None
+    plan: GrantPlan | None
     budget: Budget | None
     limits_mw: Mapping[int, int] = field(default_factory=dict)
 
 
-def obeyed_mw(node: str, plan: Plan | None, budget: Budget | None, floor_mw: int) -> int:
+def obeyed_mw(node: str, plan: GrantPlan | None, budget: Budget | None, floor_mw: int) -> int:
     """The power that a node may hold under a plan and the budget of the same instant.
 
     If the budget was reduced since the plan was made, nodes apply it at once, without an allocator:

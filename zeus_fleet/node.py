@@ -1,6 +1,6 @@
 """The node's side of the protocol: its GPUs' limits and their deadline. No I/O, no clock.
 
-The shell sends heartbeats and carries out `Ceilings`. At the deadline zeusd lowers the GPUs to
+The shell sends heartbeats and carries out `FleetCeilings`. At the deadline zeusd lowers the GPUs to
 their minimum, even if this process is dead.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zeus_fleet.levels import level_by_want
-from zeus_fleet.messages import Budget, Heartbeat, Plan, Timing, obeyed_mw
+from zeus_fleet.messages import Budget, GrantPlan, NodeReport, Timing, obeyed_mw
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuRange:
     """Range of a GPU's power limit, mW."""
 
     min_mw: int
@@ -22,7 +22,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Ceilings:
+class FleetCeilings:
     """Set the `fleet` ceilings of all GPUs.
 
     Attributes:
@@ -54,7 +54,7 @@ class FleetNode:
     def __init__(
         self,
         name: str,
-        gpus: Sequence[Gpu],
+        gpus: Sequence[GpuRange],
         holds_mw: Sequence[int],
         timing: Timing,
         *,
@@ -73,8 +73,8 @@ class FleetNode:
         self._advised: Mapping[int, int] = {}
         self._drawn_mw = 0
         self._stuck: frozenset[int] = frozenset()
-        self._commanded: Ceilings | None = None
-        self._last: Ceilings | None = None
+        self._commanded: FleetCeilings | None = None
+        self._last: FleetCeilings | None = None
         self._number = number
         self._sent_ns: dict[int, int] = {}
         self._epoch = -1
@@ -83,7 +83,7 @@ class FleetNode:
 
     # --------------------------------------------------------------------------------- heartbeats
 
-    def heartbeat(self, now_ns: int) -> Heartbeat:
+    def heartbeat(self, now_ns: int) -> NodeReport:
         """The heartbeat to send now.
 
         The transaction that stores it reads plan and budget at the same revision, and fails if the
@@ -93,7 +93,7 @@ class FleetNode:
         self._sent_ns[self._number] = now_ns
         for number in [one for one in self._sent_ns if one <= self._number - 32]:
             del self._sent_ns[number]  # they were lost
-        return Heartbeat(
+        return NodeReport(
             number=self._number,
             epoch=self._epoch,
             held_mw=self._held_mw(now_ns),
@@ -111,12 +111,12 @@ class FleetNode:
     def answered(
         self,
         number: int,
-        plan: Plan | None,
+        plan: GrantPlan | None,
         budget: Budget | None,
         now_ns: int,
         limits_mw: Mapping[int, int] | None = None,
-    ) -> Ceilings | None:
-        """Handles the store's reply to heartbeat `number`, see `Answer`."""
+    ) -> FleetCeilings | None:
+        """Handles the store's reply to heartbeat `number`, see `StoreAnswer`."""
         sent_ns = self._sent_ns.pop(number, None)
         if sent_ns is None:
             return None
@@ -132,7 +132,7 @@ class FleetNode:
 
     # ------------------------------------------------------------------------------------- zeusd
 
-    def applied(self, holds_mw: Sequence[int], now_ns: int) -> Ceilings | None:
+    def applied(self, holds_mw: Sequence[int], now_ns: int) -> FleetCeilings | None:
         """Handles a command that zeusd has carried out.
 
         Args:
@@ -157,11 +157,11 @@ class FleetNode:
         self._holds = self._may_hold()
         self._last = self._commanded = None
 
-    def tick(self, now_ns: int) -> Ceilings | None:
+    def tick(self, now_ns: int) -> FleetCeilings | None:
         """Handles the passing of time."""
         return self._next(now_ns)
 
-    def wants(self, limits_mw: Sequence[int], now_ns: int) -> Ceilings | None:
+    def wants(self, limits_mw: Sequence[int], now_ns: int) -> FleetCeilings | None:
         """Demand of each GPU: its minimum if it is idle."""
         self._wants = tuple(limits_mw)
         return self._next(now_ns)
@@ -174,7 +174,7 @@ class FleetNode:
         """
         return sent_ns + self.timing.hold_ns
 
-    def _obeyed_mw(self, plan: Plan | None, budget: Budget | None) -> int:
+    def _obeyed_mw(self, plan: GrantPlan | None, budget: Budget | None) -> int:
         return obeyed_mw(self.name, plan, budget, self.floor_mw)
 
     def _target_mw(self, now_ns: int) -> int:
@@ -188,7 +188,7 @@ class FleetNode:
     def _held_mw(self, now_ns: int) -> int:
         return max(sum(self._may_hold()), self._target_mw(now_ns))
 
-    def _next(self, now_ns: int) -> Ceilings | None:
+    def _next(self, now_ns: int) -> FleetCeilings | None:
         if self._commanded is not None or not (self._knows or now_ns >= self.deadline_ns):
             return None
         wanted = self._divided(self._target_mw(now_ns))
@@ -196,7 +196,7 @@ class FleetNode:
         if any(limit < holds for index, (limit, holds) in pairs if index not in self._stuck):
             # Lower first, so that the sum is never above its values before and after.
             wanted = [*map(min, wanted, self._holds)]
-        command = Ceilings(tuple(wanted), self.deadline_ns)
+        command = FleetCeilings(tuple(wanted), self.deadline_ns)
         if command == self._last:
             return None
         self._commanded = command

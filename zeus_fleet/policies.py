@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from zeus_fleet import profiles
 from zeus_fleet.levels import level
-from zeus_fleet.profiles import Profile
+from zeus_fleet.profiles import ProgressProfile
 
 FLOOR = 0.9
 """Water-filling gives each job at least this share of its progress under `busy`."""
 
 
 @dataclass(frozen=True)
-class Job:
+class JobGroup:
     """GPUs of one kind with the same work; all get the same limit.
 
     Attributes:
@@ -38,7 +38,7 @@ class Job:
     low_mw: int
     high_mw: int
     busy: bool = True
-    profile: Profile | None = None
+    profile: ProgressProfile | None = None
     kind: str = ""
     needs_mw: int | None = None
 
@@ -56,7 +56,7 @@ def keeps_latency(policy: JobPolicy) -> JobPolicy:
 
     @functools.wraps(policy)
     def kept(
-        jobs: Sequence[Job],
+        jobs: Sequence[JobGroup],
         total_mw: int,
         *more: float,
         latency_share: float = 1.0,
@@ -76,19 +76,19 @@ def keeps_latency(policy: JobPolicy) -> JobPolicy:
 
 
 @keeps_latency
-def uniform(jobs: Sequence[Job], total_mw: int) -> list[int]:
+def uniform(jobs: Sequence[JobGroup], total_mw: int) -> list[int]:
     """The same limit for all GPUs, including idle ones. Needs no information."""
     return _level(jobs, total_mw, [job.low_mw for job in jobs])
 
 
 @keeps_latency
-def busy(jobs: Sequence[Job], total_mw: int) -> list[int]:
+def busy(jobs: Sequence[JobGroup], total_mw: int) -> list[int]:
     """The same limit for all busy GPUs; idle ones at their minimum."""
     return _level(jobs, total_mw, [job.low_mw for job in jobs], idle=False)
 
 
 @keeps_latency
-def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
+def max_min(jobs: Sequence[JobGroup], total_mw: int) -> list[int]:
     """The limits with the highest progress that all busy jobs can have at the same time."""
     curves = _curves(jobs)
     if curves is None:
@@ -108,7 +108,7 @@ def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
 
 
 @keeps_latency
-def water_filling(jobs: Sequence[Job], total_mw: int, floor: float = FLOOR) -> list[int]:
+def water_filling(jobs: Sequence[JobGroup], total_mw: int, floor: float = FLOOR) -> list[int]:
     """Gives power to the jobs where it adds the most progress per GPU, above a floor for each job.
 
     A job with an unknown profile counts with the mean of the known ones, of the same kind of GPU if
@@ -152,7 +152,7 @@ POLICIES: dict[str, JobPolicy] = {
 # ------------------------------------------------------------------------------------- internals
 
 
-def _curves(jobs: Sequence[Job]) -> list[Profile] | None:
+def _curves(jobs: Sequence[JobGroup]) -> list[ProgressProfile] | None:
     """The profile of each job, or the mean of its kind of GPU, or of all; None: none is known."""
     known = [job for job in jobs if job.busy and job.profile is not None]
     mean = profiles.mean(job.profile for job in known if job.profile is not None)
@@ -165,16 +165,16 @@ def _curves(jobs: Sequence[Job]) -> list[Profile] | None:
     return [job.profile or by_kind.get(job.kind) or mean for job in jobs]
 
 
-def _sum(jobs: Sequence[Job], limits_mw: Sequence[int]) -> int:
+def _sum(jobs: Sequence[JobGroup], limits_mw: Sequence[int]) -> int:
     return sum(job.gpus * limit for job, limit in zip(jobs, limits_mw, strict=True))
 
 
-def _clipped(job: Job, limit_mw: int) -> int:
+def _clipped(job: JobGroup, limit_mw: int) -> int:
     return min(max(job.low_mw, limit_mw), job.high_mw)
 
 
 def _level(
-    jobs: Sequence[Job], total_mw: int, lows: Sequence[int], *, idle: bool = True
+    jobs: Sequence[JobGroup], total_mw: int, lows: Sequence[int], *, idle: bool = True
 ) -> list[int]:
     """At least these limits, plus equal shares of the rest."""
     highs = [job.high_mw if job.busy or idle else low for job, low in zip(jobs, lows, strict=True)]

@@ -12,7 +12,7 @@ MEAN_POINTS = 256
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProgressProfile:
     """Relative progress of a job by its GPUs' power limit.
 
     Attributes:
@@ -36,7 +36,7 @@ class Profile:
             raise ValueError("a profile's progress must be positive and must not decrease")
 
     @classmethod
-    def measured(cls, times: Mapping[int, float]) -> Profile:
+    def measured(cls, times: Mapping[int, float]) -> ProgressProfile:
         """Builds a profile from the time of the same work at each limit.
 
         If a higher limit was measured as slower, which is noise, both get their mean.
@@ -78,7 +78,7 @@ class Profile:
         return [(_slope(a, b), b[0] - a[0]) for a, b in itertools.pairwise(points)]
 
 
-def mean(profiles: Iterable[Profile]) -> Profile | None:
+def mean(profiles: Iterable[ProgressProfile]) -> ProgressProfile | None:
     """The mean profile, on the limits of all; None if there are none."""
     known = list(profiles)
     if not known:
@@ -86,7 +86,7 @@ def mean(profiles: Iterable[Profile]) -> Profile | None:
     limits = sorted({limit for profile in known for limit in profile.limits_mw})
     limits = [*limits[: -1 : 1 + len(limits) // MEAN_POINTS], limits[-1]]
     sums = [sum(profile.at(limit) for profile in known) / len(known) for limit in limits]
-    return Profile(tuple(limits), tuple(monotone(sums)))
+    return ProgressProfile(tuple(limits), tuple(monotone(sums)))
 
 
 def monotone(values: Iterable[float]) -> list[float]:

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from zeus_fleet.view import View
+from zeus_fleet.view import FleetView
 from zeus_ipc.tables import Amount, Seconds, read_lines
 
 BEFORE_S = 900.0
@@ -33,7 +33,7 @@ class Record:
     lost_gpus: Amount
 
     @classmethod
-    def of(cls, view: View) -> Record:
+    def of(cls, view: FleetView) -> Record:
         """The record of a view."""
         site = view.site
         watts = (site.limit_w, view.standing_w, site.granted_w, site.held_w, site.drawn_w)
@@ -57,7 +57,7 @@ def read(path: Path) -> list[Record]:
 
 
 @dataclass(frozen=True)
-class Report:
+class EventReport:
     """The promised and delivered reduction of an event.
 
     Attributes:
@@ -94,7 +94,7 @@ class Report:
     unknown_s: float
 
 
-def reports(records: Sequence[Record]) -> list[Report]:
+def reports(records: Sequence[Record]) -> list[EventReport]:
     """One delivery for each interval with a limit below the standing one."""
     found = []
     first: int | None = None
@@ -110,7 +110,7 @@ def reports(records: Sequence[Record]) -> list[Report]:
     return found
 
 
-def _report(records: Sequence[Record], first: int, last: int) -> Report:
+def _report(records: Sequence[Record], first: int, last: int) -> EventReport:
     inside = records[first : last + 1]
     start_s, end_s = inside[0].at_s, inside[-1].at_s
     before = [one for one in records[:first] if one.at_s >= start_s - BEFORE_S]
@@ -130,7 +130,7 @@ def _report(records: Sequence[Record], first: int, last: int) -> Report:
         above_s += seconds * (one.held_w > one.limit_w)
     held = inside[:-1] or inside
     delivered = None if before_w is None else (before_w * known_s - drawn) / 3.6e6
-    return Report(
+    return EventReport(
         start_s,
         end_s,
         inside[0].standing_w,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zeus_fleet.messages import Budget, Event
+from zeus_fleet.messages import Budget, LimitEvent
 
 LEAD_S = 20.0
 """How early a limit is written: unreachable nodes take 15 s to reach their floor."""
@@ -21,7 +21,7 @@ STEP_S = 5.0
 class _EventLimit:
     """The limit of one event over time: a ramp down, a constant part, and a ramp up."""
 
-    event: Event
+    event: LimitEvent
     standing_mw: int
 
     @property
@@ -69,7 +69,7 @@ def due(budget: Budget, now_s: float) -> Budget:
     return _with(budget, limit, standing if left else None, left)
 
 
-def scheduled(budget: Budget, events: Iterable[Event], now_s: float) -> Budget:
+def scheduled(budget: Budget, events: Iterable[LimitEvent], now_s: float) -> Budget:
     """The budget with these events instead of its own.
 
     Raises:
@@ -101,7 +101,7 @@ def with_standing(budget: Budget, standing_mw: int, now_s: float) -> Budget:
 
 
 def _with(
-    budget: Budget, limit_mw: int, standing_mw: int | None, events: tuple[Event, ...]
+    budget: Budget, limit_mw: int, standing_mw: int | None, events: tuple[LimitEvent, ...]
 ) -> Budget:
     site = replace(budget.site, limit_mw=limit_mw)
     return Budget(

@@ -20,7 +20,7 @@ from zeus.utils import web
 from zeus_fleet.allocator import Snapshot
 from zeus_fleet.records import Record
 from zeus_fleet.store import StoreUnavailable
-from zeus_fleet.view import View, Watcher
+from zeus_fleet.view import FleetView, Watcher
 from zeus_ipc.outage import Outage
 from zeus_ipc.overriding import override
 
@@ -35,7 +35,7 @@ class FleetMetrics(Collector):
         up: Whether the last request to etcd succeeded.
     """
 
-    def __init__(self, view: View | None, up: bool) -> None:
+    def __init__(self, view: FleetView | None, up: bool) -> None:
         self._view = view
         self._up = up
 
@@ -92,7 +92,7 @@ def _of_each(
         yield family
 
 
-def _of_nodes(view: View) -> Iterator[Metric]:
+def _of_nodes(view: FleetView) -> Iterator[Metric]:
     yield from _of_each("fleet_node", view.nodes, _OF_NODES)
     states = GaugeMetricFamily(
         "zeus_fleet_node_state", "1: the node is in this state.", labels=["fleet_node", "state"]
@@ -109,11 +109,11 @@ KEPT = 3600
 log = logging.getLogger("zeus_fleet")
 
 
-class Reader(Protocol):
-    """The part of a `Store` that the server needs."""
+class StoreReader(Protocol):
+    """The part of a `FleetStore` that the server needs."""
 
     async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
-        """Reads the contents of the store, as `Store.read`."""
+        """Reads the contents of the store, as `FleetStore.read`."""
         ...
 
 
@@ -127,10 +127,13 @@ class FleetServer(web.Application):
     """
 
     def __init__(
-        self, store: Reader, every_s: float = 1.0, keep: Callable[[View], None] | None = None
+        self,
+        store: StoreReader,
+        every_s: float = 1.0,
+        keep: Callable[[FleetView], None] | None = None,
     ) -> None:
         super().__init__("zeus-fleet")
-        self.view: View | None = None
+        self.view: FleetView | None = None
         self.trouble = "etcd has not responded yet"
         self.history: deque[Record] = deque(maxlen=KEPT)
         self._store = store
@@ -179,7 +182,7 @@ class FleetServer(web.Application):
             log.warning("%s", trouble)
         return new
 
-    def _record(self, view: View) -> None:
+    def _record(self, view: FleetView) -> None:
         try:
             if self._keep is not None:
                 self._keep(view)

@@ -12,9 +12,9 @@ from zeus_fleet import schedule
 from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.gpus import Gpus
 from zeus_fleet.jobs import ByJobs
-from zeus_fleet.messages import S, Timing, Work
-from zeus_fleet.node import Ceilings, FleetNode
-from zeus_fleet.store import Store, StoreUnavailable
+from zeus_fleet.messages import NodeWork, S, Timing
+from zeus_fleet.node import FleetCeilings, FleetNode
+from zeus_fleet.store import FleetStore, StoreUnavailable
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.outage import Outage
 
@@ -37,7 +37,7 @@ def clock_ns() -> int:
 
 async def run_agent(
     name: str,
-    store: Store,
+    store: FleetStore,
     gpus: Gpus,
     *,
     timing: Timing | None = None,
@@ -63,8 +63,8 @@ async def run_agent(
     number = await _newest_number(name, store)
     holds = await asyncio.to_thread(gpus.holds_mw)
     node = FleetNode(name, gpus.ranges, holds, timing, number=number)
-    works: tuple[Work, ...] = ()
-    written: tuple[Work, ...] | None = None
+    works: tuple[NodeWork, ...] = ()
+    written: tuple[NodeWork, ...] | None = None
     etcd, zeusd = _outage("etcd"), _outage("zeusd")
     listed = Outage(log, f"the budget lists {name}", again_s=REPEATED_S)
     alone = Outage(log, f"no other agent is running for {name} now", again_s=REPEATED_S)
@@ -118,7 +118,7 @@ async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]
             await asyncio.sleep(HEARTBEAT_S)
 
 
-async def _newest_number(name: str, store: Store) -> int:
+async def _newest_number(name: str, store: FleetStore) -> int:
     etcd = _outage("etcd")
     while True:
         try:
@@ -131,7 +131,7 @@ async def _newest_number(name: str, store: Store) -> int:
 
 
 async def _carry_out(
-    node: FleetNode, gpus: Gpus, command: Ceilings | None, clock: Callable[[], int]
+    node: FleetNode, gpus: Gpus, command: FleetCeilings | None, clock: Callable[[], int]
 ) -> None:
     while command is not None:
         try:
@@ -145,7 +145,7 @@ async def _carry_out(
 
 async def run_allocator(
     name: str,
-    store: Store,
+    store: FleetStore,
     core: Allocator,
     *,
     jobs: ByJobs | None = None,
@@ -190,7 +190,7 @@ async def run_allocator(
         await asyncio.sleep(PLAN_S)
 
 
-async def _keep_schedule(store: Store, read: Snapshot) -> bool:
+async def _keep_schedule(store: FleetStore, read: Snapshot) -> bool:
     """Writes the present budget according to the events; returns whether it changed."""
     budget = schedule.due(read.budget, time.time())
     if budget is read.budget:
@@ -200,7 +200,7 @@ async def _keep_schedule(store: Store, read: Snapshot) -> bool:
     return True
 
 
-async def _advise(store: Store, jobs: ByJobs, advised: dict[str, dict[int, int]]) -> None:
+async def _advise(store: FleetStore, jobs: ByJobs, advised: dict[str, dict[int, int]]) -> None:
     """Writes how nodes divide their grants, if that has changed."""
     new = jobs.limits_mw.items()
     changed = {node: limits for node, limits in new if advised.get(node) != limits}

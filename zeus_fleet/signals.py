@@ -14,7 +14,7 @@ from http.client import HTTPException
 
 from pydantic import BaseModel, ValidationError
 
-from zeus_fleet.messages import Budget, Event
+from zeus_fleet.messages import Budget, LimitEvent
 from zeus_fleet.quantities import Power, Ramp, time_s
 from zeus_fleet.schedule import scheduled
 from zeus_ipc.parsing import MAX_BYTES, Malformed, parse, read_file
@@ -43,7 +43,7 @@ def fetch(source: str) -> bytes:
     return data
 
 
-def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
+def events_from(data: bytes, now_s: float) -> tuple[LimitEvent, ...]:
     """The events of a signal.
 
     Raises:
@@ -56,12 +56,12 @@ def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
     except Malformed as error:
         raise ValueError(f"the signal is not as documented: {error}") from None
     return tuple(
-        Event(row.name, row.limit, time_s(row.start, now_s), time_s(row.end, now_s), row.ramp)
+        LimitEvent(row.name, row.limit, time_s(row.start, now_s), time_s(row.end, now_s), row.ramp)
         for row in rows
     )
 
 
-class _Row(BaseModel):
+class _SignalEvent(BaseModel):
     """An event of a signal."""
 
     name: str
@@ -74,10 +74,10 @@ class _Row(BaseModel):
 class _Signal(BaseModel):
     """The events of a source."""
 
-    events: list[_Row]
+    events: list[_SignalEvent]
 
 
-def merged(budget: Budget, label: str, events: Iterable[Event], now_s: float) -> Budget:
+def merged(budget: Budget, label: str, events: Iterable[LimitEvent], now_s: float) -> Budget:
     """The budget with a source's present events instead of its previous ones.
 
     Args:
@@ -91,7 +91,7 @@ def merged(budget: Budget, label: str, events: Iterable[Event], now_s: float) ->
     """
     others = [event for event in budget.events if not event.name.startswith(f"{label}/")]
     theirs = [
-        Event(
+        LimitEvent(
             f"{label}/{event.name}",
             event.limit_mw,
             event.start_s,

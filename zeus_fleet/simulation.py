@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zeus_fleet.policies import Job, JobPolicy
-from zeus_fleet.profiles import Profile, interpolated, monotone
+from zeus_fleet.policies import JobGroup, JobPolicy
+from zeus_fleet.profiles import ProgressProfile, interpolated, monotone
 from zeusd.devices.simulated.workloads import measured_rows
 
 CLUSTERS: dict[str, str] = {
@@ -31,7 +31,7 @@ SIZES = (1, 1, 1, 2, 4, 8, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A training run that was measured under each limit.
 
     Attributes:
@@ -41,7 +41,7 @@ class Measured:
     """
 
     network: str
-    profile: Profile
+    profile: ProgressProfile
     draw_w: tuple[float, ...]
 
     def drawn_w(self, limit_mw: float) -> float:
@@ -58,12 +58,12 @@ class Mix:
         measured: The measured run of each but the last.
     """
 
-    jobs: tuple[Job, ...]
-    measured: tuple[Measured, ...]
+    jobs: tuple[JobGroup, ...]
+    measured: tuple[MeasuredRun, ...]
 
 
 @dataclass(frozen=True)
-class Result:
+class PolicyResult:
     """The result of one policy.
 
     Attributes:
@@ -79,7 +79,7 @@ class Result:
     squeezed: float = 0.0
 
 
-def tables(cluster: str) -> list[Measured]:
+def tables(cluster: str) -> list[MeasuredRun]:
     """The measured runs of a cluster.
 
     Raises:
@@ -97,14 +97,14 @@ def tables(cluster: str) -> list[Measured]:
     found = []
     for key, run in sorted(runs.items()):
         if sorted(run) == limits:
-            profile = Profile.measured({limit: run[limit][0] for limit in limits})
+            profile = ProgressProfile.measured({limit: run[limit][0] for limit in limits})
             if not sensitive or profile.progress[0] < 0.55:
                 draw = tuple(monotone(run[limit][1] for limit in limits))
-                found.append(Measured(key.partition("/")[0], profile, draw))
+                found.append(MeasuredRun(key.partition("/")[0], profile, draw))
     return found
 
 
-def mix(runs: Sequence[Measured], seed: int, known: float = 1.0, latency: float = 0.0) -> Mix:
+def mix(runs: Sequence[MeasuredRun], seed: int, known: float = 1.0, latency: float = 0.0) -> Mix:
     """Random jobs on 512 GPUs, 85 % of them busy.
 
     Args:
@@ -123,14 +123,14 @@ def mix(runs: Sequence[Measured], seed: int, known: float = 1.0, latency: float 
         run = drawn(runs, generator)
         profile = run.profile if generator.random() < known else None
         needs = run.profile.limit_for(SERVING) if serving.random() < latency else None
-        jobs.append(Job(gpus, low, high, profile=profile, needs_mw=needs))
+        jobs.append(JobGroup(gpus, low, high, profile=profile, needs_mw=needs))
         measured.append(run)
         left -= gpus
-    idle = Job(GPUS - int(GPUS * BUSY), low, high, busy=False)
+    idle = JobGroup(GPUS - int(GPUS * BUSY), low, high, busy=False)
     return Mix((*jobs, idle), tuple(measured))
 
 
-def drawn(runs: Sequence[Measured], generator: random.Random) -> Measured:
+def drawn(runs: Sequence[MeasuredRun], generator: random.Random) -> MeasuredRun:
     """A random run of a random network."""
     network = generator.choice(sorted({run.network for run in runs}))
     return generator.choice([run for run in runs if run.network == network])
@@ -141,7 +141,7 @@ def full_mw(mix: Mix) -> int:
     return sum(job.gpus * job.high_mw for job in mix.jobs)
 
 
-def evaluate(mix: Mix, limits_mw: Sequence[int], total_mw: int) -> Result:
+def evaluate(mix: Mix, limits_mw: Sequence[int], total_mw: int) -> PolicyResult:
     """The result of limits.
 
     Raises:
@@ -158,7 +158,7 @@ def evaluate(mix: Mix, limits_mw: Sequence[int], total_mw: int) -> Result:
     draw += mix.jobs[-1].gpus * limits_mw[-1] / 1000
     bound = [(job, limit) for job, _, limit in rows if job.needs_mw is not None]
     below = sum(job.gpus for job, limit in bound if limit < (job.needs_mw or 0))
-    return Result(
+    return PolicyResult(
         sum(gpus * value for gpus, value in progress) / busy,
         min(value for _, value in progress),
         draw * 1000 / total_mw,
@@ -173,7 +173,7 @@ def compare(
     policies: Mapping[str, Callable[[Mix, int], list[int]]],
     known: float = 1.0,
     latency: float = 0.0,
-) -> dict[float, dict[str, Result]]:
+) -> dict[float, dict[str, PolicyResult]]:
     """Mean results of all mixes, by budget (as a share of the sum of maxima) and policy.
 
     Args:
@@ -186,7 +186,7 @@ def compare(
     """
     runs = tables(cluster)
     mixes = [mix(runs, seed, known, latency) for seed in seeds]
-    found: dict[float, dict[str, Result]] = {}
+    found: dict[float, dict[str, PolicyResult]] = {}
     for share in shares:
         found[share] = {}
         for name, policy in policies.items():
@@ -194,7 +194,7 @@ def compare(
             for one in mixes:
                 total = int(share * full_mw(one))
                 results.append(evaluate(one, policy(one, total), total))
-            found[share][name] = Result(
+            found[share][name] = PolicyResult(
                 sum(one.progress for one in results) / len(results),
                 sum(one.worst for one in results) / len(results),
                 sum(one.drawn for one in results) / len(results),

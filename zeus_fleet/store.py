@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
 from zeus_fleet.connection import Tls, check, connect
-from zeus_fleet.messages import Answer, Budget, Heartbeat, Plan, Work
+from zeus_fleet.messages import Budget, GrantPlan, NodeReport, NodeWork, StoreAnswer
 from zeus_ipc.parsing import Malformed
 
 PREFIX = "/zeus-fleet/"
@@ -64,7 +64,7 @@ class _Kept(Generic[T]):
         """The present value; None: there is none.
 
         Args:
-            answer: etcd's reply to `Store._if_moved`.
+            answer: etcd's reply to `FleetStore._if_moved`.
         """
         if not answer.succeeded:
             found = [one.response_range.kvs for one in answer.responses]
@@ -73,7 +73,7 @@ class _Kept(Generic[T]):
         return self._value
 
 
-class Store:
+class FleetStore:
     """The requests of agents, allocators and operators to etcd.
 
     Args:
@@ -109,7 +109,7 @@ class Store:
         self._timeout_s = timeout_s
         self._client: Any = None
         self._budget: _Kept[Budget] = _Kept(("budget",), lambda kept: wire.budget_from(kept[0]))
-        self._plans: dict[str, _Kept[Plan]] = {}
+        self._plans: dict[str, _Kept[GrantPlan]] = {}
         self._unreadable: Mapping[str, str] = {}
 
     async def seek(self) -> None:
@@ -152,8 +152,8 @@ class Store:
         return await self._ask(ask)
 
     async def beat(
-        self, node: str, beat: Heartbeat, works: tuple[Work, ...] | None = None
-    ) -> Answer | None:
+        self, node: str, beat: NodeReport, works: tuple[NodeWork, ...] | None = None
+    ) -> StoreAnswer | None:
         """Stores a heartbeat, and reads the node's data at the same revision.
 
         etcd sends plan and budget only if they were written since this object last read them.
@@ -176,7 +176,7 @@ class Store:
         )
         known = True
 
-        async def ask(client: Any) -> Answer | None:
+        async def ask(client: Any) -> StoreAnswer | None:
             nonlocal known
             make = client.transactions
             work = [] if works is None else [make.put(jobs, wire.works_bytes(works))]
@@ -196,7 +196,7 @@ class Store:
                 )
                 return None
             plan, budget, limits = replies[-3:]
-            return Answer(
+            return StoreAnswer(
                 kept.read(plan.response_txn),
                 self._budget.read(budget.response_txn),
                 (_read(limits[0][0], wire.limits_from) if limits else None) or {},
@@ -249,7 +249,7 @@ class Store:
         return await self._ask(ask)
 
     async def commit(
-        self, commit: Commit, revisions: dict[str, int], before: Plan | None = None
+        self, commit: Commit, revisions: dict[str, int], before: GrantPlan | None = None
     ) -> bool:
         """Writes a plan if its inputs have not changed.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from zeus_fleet import profiles
 from zeus_fleet.allocator import Snapshot
-from zeus_fleet.messages import Heartbeat, S, Timing, Work
-from zeus_fleet.profiles import Profile
+from zeus_fleet.messages import NodeReport, NodeWork, S, Timing
+from zeus_fleet.profiles import ProgressProfile
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class DomainView:
 
 
 @dataclass(frozen=True)
-class View:
+class FleetView:
     """The state of the fleet at one instant.
 
     Attributes:
@@ -110,7 +110,7 @@ class Watcher:
     def __init__(self) -> None:
         self._heard: dict[str, tuple[int, float]] = {}
 
-    def look(self, read: Snapshot, now_s: float, wall_s: float) -> View:
+    def look(self, read: Snapshot, now_s: float, wall_s: float) -> FleetView:
         """The present view.
 
         Args:
@@ -138,14 +138,14 @@ class Watcher:
             (event.name, event.limit_mw / 1000, event.start_s, event.end_s)
             for event in read.budget.events
         )
-        return View(wall_s, standing / 1000, domains, nodes, busy, lost, events)
+        return FleetView(wall_s, standing / 1000, domains, nodes, busy, lost, events)
 
     def _node(self, name: str, read: Snapshot, now_s: float) -> NodeView:
         floor, beat = read.budget.floors_mw[name], read.heartbeats.get(name)
         grant = None if read.plan is None else read.plan.grants.get(name)
         granted = floor if grant is None else max(floor, grant.limit_mw)
         silent_s = self._silent_s(name, beat, now_s)
-        beat = beat or Heartbeat(0, -1, floor, floor, 0, 0)
+        beat = beat or NodeReport(0, -1, floor, floor, 0, 0)
         # Allocators count what a node reports to hold, unless they know that it is silent.
         reclaimed = grant is not None and grant.high_mw < beat.held_mw
         reclaimed |= silent_s is not None and silent_s >= Timing().silence_ns / S
@@ -167,7 +167,7 @@ class Watcher:
             unreadable=read.unreadable.get(name, ""),
         )
 
-    def _silent_s(self, name: str, beat: Heartbeat | None, now_s: float) -> float | None:
+    def _silent_s(self, name: str, beat: NodeReport | None, now_s: float) -> float | None:
         if beat is None:
             return None
         if name not in self._heard or self._heard[name][0] != beat.number:
@@ -191,7 +191,7 @@ def _lost(read: Snapshot) -> tuple[int, float]:
     return busy, lost
 
 
-def _loss(work: Work, above_mw: float, profile: Profile | None) -> float:
+def _loss(work: NodeWork, above_mw: float, profile: ProgressProfile | None) -> float:
     """Loss of one GPU, if the GPUs of its node share equally; 0 is full speed."""
     if profile is None:
         return 0.0

@@ -13,8 +13,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
-from zeus_fleet.profiles import Profile, monotone
+from zeus_fleet.messages import (
+    Budget,
+    Grant,
+    GrantPlan,
+    LimitEvent,
+    NodeReport,
+    NodeWork,
+    PowerDomain,
+)
+from zeus_fleet.profiles import ProgressProfile, monotone
 from zeus_fleet.quantities import MAX_MW, Power
 from zeus_ipc.parsing import Malformed, parse
 from zeus_ipc.wire import sentence
@@ -46,13 +54,13 @@ def number_key(number: int) -> bytes:
     return b"%0*d" % (DIGITS, number)
 
 
-def heartbeat_bytes(beat: Heartbeat) -> bytes:
+def heartbeat_bytes(beat: NodeReport) -> bytes:
     """A heartbeat."""
     rest = [beat.epoch, beat.held_mw, beat.floor_mw, beat.capacity_mw, beat.wanted_mw]
     return number_key(beat.number) + json.dumps([*rest, beat.stuck_mw, beat.drawn_mw]).encode()
 
 
-def heartbeat_from(data: bytes) -> Heartbeat:
+def heartbeat_from(data: bytes) -> NodeReport:
     """The heartbeat that `heartbeat_bytes` wrote.
 
     Raises:
@@ -62,12 +70,12 @@ def heartbeat_from(data: bytes) -> Heartbeat:
         number, (epoch, *powers_mw) = data[:DIGITS], parse(data[DIGITS:])
         if len(number) != DIGITS or not number.isdigit():
             raise Malformed("it has no number")
-        beat = Heartbeat(int(number), _whole(epoch, -1, MAX_REPORTED), *map(_mw, powers_mw))
+        beat = NodeReport(int(number), _whole(epoch, -1, MAX_REPORTED), *map(_mw, powers_mw))
         _whole(beat.number, 0, MAX_REPORTED)
         return beat
 
 
-def works_bytes(works: Iterable[Work]) -> bytes:
+def works_bytes(works: Iterable[NodeWork]) -> bytes:
     """Encodes the work of a node."""
     rows = []
     for work in works:
@@ -84,7 +92,7 @@ def works_bytes(works: Iterable[Work]) -> bytes:
     return _json(rows)
 
 
-def works_from(data: bytes) -> tuple[Work, ...]:
+def works_from(data: bytes) -> tuple[NodeWork, ...]:
     """Decodes the result of `works_bytes`. An invalid profile counts as unknown.
 
     Raises:
@@ -97,11 +105,11 @@ def works_from(data: bytes) -> tuple[Work, ...]:
         return tuple(_work_of(row) for row in rows)
 
 
-def _work_of(row: dict[str, Any]) -> Work:
+def _work_of(row: dict[str, Any]) -> NodeWork:
     gpus = tuple(_whole(gpu, 0, 4096) for gpu in row["gpus"])
     if not gpus:
         raise Malformed("a job has no GPUs")
-    return Work(
+    return NodeWork(
         str(row["job"])[:MAX_NAME],
         str(row["kind"])[:MAX_NAME],
         gpus,
@@ -113,7 +121,7 @@ def _work_of(row: dict[str, Any]) -> Work:
     )
 
 
-def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile | None:
+def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> ProgressProfile | None:
     """A job's published profile; None if it is not usable.
 
     If a higher limit has less progress, which is noise, both get their mean.
@@ -124,7 +132,9 @@ def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile |
             return None
         if not all(map(math.isfinite, rates)):
             return None
-        return Profile(tuple(map(_mw, limits_mw)), tuple(rate / rates[-1] for rate in rates))
+        return ProgressProfile(
+            tuple(map(_mw, limits_mw)), tuple(rate / rates[-1] for rate in rates)
+        )
     except (ValueError, IndexError, ZeroDivisionError):
         return None
 
@@ -149,12 +159,12 @@ def piece_of(node: str) -> int:
     return crc32(node.encode()) % PIECES
 
 
-def plan_bytes(plan: Plan) -> bytes:
+def plan_bytes(plan: GrantPlan) -> bytes:
     """Encodes a plan without its grants."""
     return _json({"token": plan.token, "spare_mw": dict(plan.spare_mw)})
 
 
-def pieces_of(plan: Plan | None) -> dict[int, bytes]:
+def pieces_of(plan: GrantPlan | None) -> dict[int, bytes]:
     """Encodes the grants of a plan."""
     parts: dict[int, dict[str, list[int]]] = {}
     for node, grant in ({} if plan is None else plan.grants).items():
@@ -163,7 +173,7 @@ def pieces_of(plan: Plan | None) -> dict[int, bytes]:
     return {number: _json(part) for number, part in parts.items()}
 
 
-def plan_from(data: bytes, pieces: Iterable[bytes]) -> Plan:
+def plan_from(data: bytes, pieces: Iterable[bytes]) -> GrantPlan:
     """Decodes the plan from `plan_bytes` and `pieces_of`, with the grants of these pieces.
 
     Raises:
@@ -177,7 +187,7 @@ def plan_from(data: bytes, pieces: Iterable[bytes]) -> Plan:
             for node, (epoch, limit, high) in parse(piece, MAX_SHARED).items()
         }
         spare_mw = {name: _mw(spare) for name, spare in read["spare_mw"].items()}
-        return Plan(_whole(read["token"], 0, 2**63), spare_mw, grants)
+        return GrantPlan(_whole(read["token"], 0, 2**63), spare_mw, grants)
 
 
 def budget_bytes(budget: Budget) -> bytes:
@@ -208,7 +218,7 @@ def budget_from(data: bytes) -> Budget:
     with _reading("the budget"):
         read = parse(data, MAX_SHARED)
         domains = tuple(
-            Domain(
+            PowerDomain(
                 one["name"], _mw(one["limit_mw"]), frozenset(one["nodes"]), _mw(one["reserve_mw"])
             )
             for one in read["domains"]
@@ -221,10 +231,10 @@ def budget_from(data: bytes) -> Budget:
 
 def _event_of(
     name: str, limit_mw: int, start_s: float, end_s: float, ramp_mw_per_s: int = 0
-) -> Event:
+) -> LimitEvent:
     if not max(abs(start_s), abs(end_s)) <= MAX_TIME_S:
         raise Malformed("an event's time is out of range")
-    return Event(str(name), _mw(limit_mw), float(start_s), float(end_s), _mw(ramp_mw_per_s))
+    return LimitEvent(str(name), _mw(limit_mw), float(start_s), float(end_s), _mw(ramp_mw_per_s))
 
 
 class _Domain(BaseModel):
@@ -238,7 +248,7 @@ class _Domain(BaseModel):
     reserve_w: Power = 0
 
 
-class _Table(BaseModel):
+class _BudgetTable(BaseModel):
     """A budget in TOML; see `docs/operate/fleet.md`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -258,15 +268,15 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
         ValueError: It is none; the sentence says why.
     """
     try:
-        read = _Table.model_validate(table)
+        read = _BudgetTable.model_validate(table)
     except ValidationError as error:
         raise ValueError(
             f"the budget is not as in docs/operate/fleet.md: {sentence(error)}"
         ) from None
     if strange := read.leaving - read.nodes.keys():
         raise ValueError(f"{min(strange)} is leaving, but has no floor; list it in [nodes]")
-    site = Domain(read.name, read.limit_w, frozenset(read.nodes), read.reserve_w)
-    others = (Domain(one.name, one.limit_w, one.nodes, one.reserve_w) for one in read.domain)
+    site = PowerDomain(read.name, read.limit_w, frozenset(read.nodes), read.reserve_w)
+    others = (PowerDomain(one.name, one.limit_w, one.nodes, one.reserve_w) for one in read.domain)
     return Budget((site, *others), read.nodes, read.leaving)
 
 

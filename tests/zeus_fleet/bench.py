@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.zeus_fleet.parts import GPU, FakeStore, Machine, Rules
-from zeus_fleet.allocator import Allocator, Claim, Policy, by_want
-from zeus_fleet.messages import Budget, Domain, Plan, S, Timing
-from zeus_fleet.node import Ceilings
+from zeus_fleet.allocator import Allocator, NodeDemand, Policy, by_want
+from zeus_fleet.messages import Budget, GrantPlan, PowerDomain, S, Timing
+from zeus_fleet.node import FleetCeilings
 
 GPUS = (GPU, GPU)
 FLOOR, MOST = 200_000, 600_000
 DRIFT = Timing().drift
 NAMES = ("a", "b")
 
-Answer = tuple[int, Plan | None, Budget]
+Answer = tuple[int, GrantPlan | None, Budget]
 
 
 def budget(limit_w: int, names: tuple[str, ...] = NAMES, reserve_w: int = 0) -> Budget:
-    site = Domain("site", limit_w * 1000, frozenset(names), reserve_w * 1000)
+    site = PowerDomain("site", limit_w * 1000, frozenset(names), reserve_w * 1000)
     return Budget((site,), dict.fromkeys(names, FLOOR))
 
 
 def all_to(name: str) -> Policy:
     """A policy with one favourite."""
 
-    def share(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
+    def share(claims: Mapping[str, NodeDemand], total_mw: int) -> Mapping[str, int]:
         others = sum(claim.floor_mw for one, claim in claims.items() if one != name)
         return {
             one: total_mw - others if one == name else claim.floor_mw
@@ -91,7 +91,9 @@ class Bench(FakeStore):
         """The answer arrives, and all that follows from it is done."""
         self.carry_out(name, self.nodes[name].answered(*answer, self.node_ns(name)))
 
-    def carry_out(self, name: str, command: Ceilings | None, ttl_ns: int | None = None) -> None:
+    def carry_out(
+        self, name: str, command: FleetCeilings | None, ttl_ns: int | None = None
+    ) -> None:
         """zeusd gets a command, which the agent decided on now or `ttl_ns` before its deadline."""
         while command is not None:
             now_ns, machine = self.node_ns(name), self.machines[name]

@@ -6,7 +6,7 @@ import random
 
 from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Policy, Snapshot
-from zeus_fleet.messages import Budget, Plan, S, Timing
+from zeus_fleet.messages import Budget, GrantPlan, S, Timing
 from zeus_fleet.node import FleetNode
 
 ALL = Rules().compares
@@ -18,7 +18,7 @@ class _DeadlineFromReply(FleetNode):
 
 
 class _WaitsForTheAllocator(FleetNode):
-    def _obeyed_mw(self, plan: Plan | None, budget: Budget | None) -> int:
+    def _obeyed_mw(self, plan: GrantPlan | None, budget: Budget | None) -> int:
         grant = None if plan is None else plan.grants.get(self.name)
         return self.floor_mw if grant is None else grant.limit_mw
 

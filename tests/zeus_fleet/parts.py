@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zeus_fleet.allocator import Allocator, Commit, Policy, Snapshot
-from zeus_fleet.messages import Budget, Heartbeat, Plan, Timing
-from zeus_fleet.node import Ceilings, FleetNode, Gpu
+from zeus_fleet.messages import Budget, GrantPlan, NodeReport, Timing
+from zeus_fleet.node import FleetCeilings, FleetNode, GpuRange
 
-GPU = Gpu(100_000, 300_000)
+GPU = GpuRange(100_000, 300_000)
 GPUS = 2
 FLOOR_MW = GPUS * GPU.min_mw
 RESERVE_MW = GPU.max_mw - GPU.min_mw
@@ -64,7 +64,7 @@ class Machine:
     slept: float = 0.0
     excused_until: float = 0.0
 
-    def commanded(self, command: Ceilings, ttl_ns: int, now_ns: int, rules: Rules) -> None:
+    def commanded(self, command: FleetCeilings, ttl_ns: int, now_ns: int, rules: Rules) -> None:
         """zeusd has new ceilings, which may raise at once; lowering takes time.
 
         Args:
@@ -104,9 +104,9 @@ class FakeStore:
         self.rules = rules
         self.token = 0
         self.budget, self.budget_revision = budget, 1
-        self.plan: Plan | None = None
+        self.plan: GrantPlan | None = None
         self.plan_revision = 0
-        self.heartbeats: dict[str, Heartbeat] = {}
+        self.heartbeats: dict[str, NodeReport] = {}
 
     def snapshot(self) -> Snapshot:
         """The allocator's view of the store."""

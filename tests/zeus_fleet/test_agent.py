@@ -14,7 +14,7 @@ from tests.zeus_fleet.test_etcd import QUICK, FakeGpus
 from tests.zeusctl.conftest import READINGS
 from zeus_fleet import shells
 from zeus_fleet.gpus import ZeusdGpus
-from zeus_fleet.messages import Answer, Heartbeat
+from zeus_fleet.messages import NodeReport, StoreAnswer
 from zeus_fleet.shells import run_agent
 from zeus_ipc.simulation import SimulatedNode
 
@@ -59,9 +59,9 @@ def test_another_agent_of_the_same_name_is_reported_once(
         async def newest_number(self, name: str) -> int:
             return 0
 
-        async def beat(self, name: str, beat: Heartbeat, works: object) -> Answer | None:
+        async def beat(self, name: str, beat: NodeReport, works: object) -> StoreAnswer | None:
             self.beats += 1
-            return None if self.beats <= 5 else Answer(None, None)
+            return None if self.beats <= 5 else StoreAnswer(None, None)
 
     async def play(store: Any) -> None:
         task = asyncio.create_task(run_agent("a", store, FakeGpus(100_000), timing=QUICK))

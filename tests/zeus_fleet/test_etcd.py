@@ -26,26 +26,26 @@ from zeus.utils import web
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
 from zeus_fleet.commands import main
-from zeus_fleet.gpus import Load, ZeusdGpus
+from zeus_fleet.gpus import GpuLoad, ZeusdGpus
 from zeus_fleet.jobs import ByJobs
 from zeus_fleet.messages import (
-    Answer,
     Budget,
-    Domain,
-    Event,
     Grant,
-    Heartbeat,
-    Plan,
+    GrantPlan,
+    LimitEvent,
+    NodeReport,
+    NodeWork,
+    PowerDomain,
     S,
+    StoreAnswer,
     Timing,
-    Work,
 )
-from zeus_fleet.node import Ceilings, Gpu
+from zeus_fleet.node import FleetCeilings, GpuRange
 from zeus_fleet.policies import water_filling
-from zeus_fleet.profiles import Profile
+from zeus_fleet.profiles import ProgressProfile
 from zeus_fleet.server import FleetMetrics
 from zeus_fleet.shells import run_agent, run_allocator
-from zeus_fleet.store import Store, StoreUnavailable
+from zeus_fleet.store import FleetStore, StoreUnavailable
 from zeus_fleet.view import Watcher
 from zeus_ipc import Client
 from zeus_ipc.controls import Control
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.needs("etcd")
 
 QUICK = Timing(lease_ns=2 * S, guard_ns=S // 2)
 BUDGET = Budget(
-    (Domain("site", 700_000, frozenset("ab")),), {"a": 200_000, "b": 200_000}, frozenset()
+    (PowerDomain("site", 700_000, frozenset("ab")),), {"a": 200_000, "b": 200_000}, frozenset()
 )
 
 
@@ -64,13 +64,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shells, "PLAN_S", 0.1)
 
 
-def beat(number: int, held_mw: int = 200_000) -> Heartbeat:
-    return Heartbeat(number, 0, held_mw, 200_000, 500_000, 500_000)
+def beat(number: int, held_mw: int = 200_000) -> NodeReport:
+    return NodeReport(number, 0, held_mw, 200_000, 500_000, 500_000)
 
 
 @contextlib.asynccontextmanager
-async def opened(*endpoints: str, prefix: str, timeout_s: float = 5.0) -> AsyncIterator[Store]:
-    store = Store(endpoints, prefix=prefix, timeout_s=timeout_s)
+async def opened(*endpoints: str, prefix: str, timeout_s: float = 5.0) -> AsyncIterator[FleetStore]:
+    store = FleetStore(endpoints, prefix=prefix, timeout_s=timeout_s)
     try:
         yield store
     finally:
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 
 def test_messages_are_read_back_as_they_were_written() -> None:
     grants = {f"n{one}": Grant(3, 250_000 + one, 500_000) for one in range(200)}
-    plan = Plan(7, {"site": 300_000}, grants)
+    plan = GrantPlan(7, {"site": 300_000}, grants)
     pieces = wire.pieces_of(plan)
     assert wire.plan_from(wire.plan_bytes(plan), pieces.values()) == plan
     part = wire.plan_from(wire.plan_bytes(plan), [pieces[wire.piece_of("n7")]])
@@ -105,12 +105,12 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
             assert await store.newest_number("a") == 0
-            assert await store.beat("a", beat(2)) == Answer(None, None)
+            assert await store.beat("a", beat(2)) == StoreAnswer(None, None)
             assert await store.beat("a", beat(1)) is None
             assert await store.beat("a", beat(2)) is None
             assert await store.newest_number("a") == 2
             assert await store.set_budget(BUDGET, 0)
-            assert await store.beat("a", beat(3)) == Answer(None, BUDGET)
+            assert await store.beat("a", beat(3)) == StoreAnswer(None, BUDGET)
             snapshot, _ = await store.read()
             assert snapshot is not None
             assert snapshot.heartbeats == {"a": beat(3)}
@@ -230,7 +230,7 @@ def test_invalid_data_in_place_of_a_heartbeat_harms_no_other_node(etcd: str, pre
 def test_an_agent_continues_with_an_empty_store(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
-            assert await store.beat("a", beat(40)) == Answer(None, None)
+            assert await store.beat("a", beat(40)) == StoreAnswer(None, None)
             assert await store.newest_number("a") == 40
 
     asyncio.run(play())
@@ -250,7 +250,7 @@ def test_a_plan_is_written_only_over_what_it_was_made_from(etcd: str, prefix: st
             snapshot, revisions = await store.read()
             assert snapshot is not None
             assert snapshot.token == token
-            plan = Plan(token, dict(BUDGET.spare_mw), {"a": Grant(0, 200_000, 200_000)})
+            plan = GrantPlan(token, dict(BUDGET.spare_mw), {"a": Grant(0, 200_000, 200_000)})
             good = Commit(plan, token, 0, snapshot.budget_revision, {"a": 1})
             for wrong in (
                 replace(good, token=token - 1),
@@ -289,7 +289,7 @@ def test_a_full_etcd_is_recovered_as_the_page_says(prefix: str) -> None:
         re.DOTALL,
     )
     assert recovery is not None
-    padding = tuple(Work("j" * 100_000, "A40", (0,), 1, 2) for _ in range(8))
+    padding = tuple(NodeWork("j" * 100_000, "A40", (0,), 1, 2) for _ in range(8))
 
     async def fill(endpoint: str) -> None:
         async with opened(endpoint, prefix=prefix) as store:
@@ -298,7 +298,7 @@ def test_a_full_etcd_is_recovered_as_the_page_says(prefix: str) -> None:
                 for number in range(1, 1000):
                     await store.beat("n01", beat(number), padding)
 
-    async def beats(endpoint: str) -> Answer | None:
+    async def beats(endpoint: str) -> StoreAnswer | None:
         async with opened(endpoint, prefix=prefix) as store:
             return await store.beat("n01", beat(1000), ())
 
@@ -328,20 +328,20 @@ def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, prefix: 
 class FakeGpus:
     """Two GPUs whose zeusd obeys at once."""
 
-    ranges: Sequence[Gpu] = (Gpu(100_000, 250_000), Gpu(100_000, 250_000))
+    ranges: Sequence[GpuRange] = (GpuRange(100_000, 250_000), GpuRange(100_000, 250_000))
 
     def __init__(self, wanted_mw: int) -> None:
         self.limits = [100_000, 100_000]
-        self.now = Load((wanted_mw, wanted_mw), 0, ())
+        self.now = GpuLoad((wanted_mw, wanted_mw), 0, ())
 
     def holds_mw(self) -> list[int]:
         return self.limits
 
-    def carry_out(self, command: Ceilings) -> list[int]:
+    def carry_out(self, command: FleetCeilings) -> list[int]:
         self.limits = [*command.limits_mw]
         return self.limits
 
-    def load(self) -> Load:
+    def load(self) -> GpuLoad:
         return self.now
 
 
@@ -370,7 +370,7 @@ def test_gpus_are_busy_by_their_leases_and_jobs_by_what_they_publish(
         (one,) = load.works
         assert one.measuring
         assert one.max_mw == load.wanted_mw[1] == gpus.ranges[1].max_mw
-        assert one.profile == Profile((100_000, 200_000), (0.5, 1.0))
+        assert one.profile == ProgressProfile((100_000, 200_000), (0.5, 1.0))
         assert one.needs_mw == 180_000
         assert load.wanted_mw[0] == gpus.ranges[0].min_mw
         assert 20_000 < load.drawn_mw < 500_000
@@ -494,12 +494,12 @@ def test_an_agent_whose_name_the_budget_does_not_list_reports_it(
 
 @pytest.mark.usefixtures("quick")
 def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str) -> None:
-    steep = Profile((100_000, 250_000), (0.4, 1.0))
-    flat = Profile((100_000, 250_000), (0.95, 1.0))
+    steep = ProgressProfile((100_000, 250_000), (0.4, 1.0))
+    flat = ProgressProfile((100_000, 250_000), (0.95, 1.0))
     nodes = {"a": FakeGpus(250_000), "b": FakeGpus(250_000)}
     for name, profile in (("a", steep), ("b", flat)):
-        work = Work(name, "V100", (0,), 100_000, 250_000, profile)
-        nodes[name].now = Load((250_000, 100_000), 150_000, (work,))
+        work = NodeWork(name, "V100", (0,), 100_000, 250_000, profile)
+        nodes[name].now = GpuLoad((250_000, 100_000), 150_000, (work,))
     jobs = ByJobs(functools.partial(water_filling, floor=0.0))
 
     async def play() -> None:
@@ -537,7 +537,7 @@ def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
 ) -> None:
     """From the process through zeusd, its agent and etcd to the allocator, and back to the GPU."""
     jobs = ByJobs(functools.partial(water_filling, floor=0.0))
-    budget = Budget((Domain("site", 400_000, frozenset("a")),), {"a": 200_000}, frozenset())
+    budget = Budget((PowerDomain("site", 400_000, frozenset("a")),), {"a": 200_000}, frozenset())
 
     async def play(gpus: ZeusdGpus, trains: Client, serves: Client) -> None:
         first, second = (gpu.uuid for gpu in serves.node().gpus)
@@ -576,7 +576,7 @@ def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
 @pytest.mark.usefixtures("quick")
 def test_the_leader_writes_what_an_event_asks_for(etcd: str, prefix: str) -> None:
     now_s = time.time()
-    asked = Event("grid/now", 600_000, now_s - 60, now_s + 3600)
+    asked = LimitEvent("grid/now", 600_000, now_s - 60, now_s + 3600)
     budget = Budget(BUDGET.domains, BUDGET.floors_mw, frozenset(), 700_000, (asked,))
 
     async def play() -> None:

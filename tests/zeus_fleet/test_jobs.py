@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 
 from zeus_fleet import wire
-from zeus_fleet.allocator import Claim
+from zeus_fleet.allocator import NodeDemand
 from zeus_fleet.jobs import TURN_S, ByJobs
-from zeus_fleet.messages import Work
+from zeus_fleet.messages import NodeWork
 from zeus_fleet.policies import busy, max_min, uniform, water_filling
-from zeus_fleet.profiles import Profile
+from zeus_fleet.profiles import ProgressProfile
 
 LOW, HIGH = 100_000, 300_000
-STEEP = Profile((LOW, 200_000, HIGH), (0.4, 0.7, 1.0))
-FLAT = Profile((LOW, 200_000, HIGH), (0.9, 1.0, 1.0))
+STEEP = ProgressProfile((LOW, 200_000, HIGH), (0.4, 0.7, 1.0))
+FLAT = ProgressProfile((LOW, 200_000, HIGH), (0.9, 1.0, 1.0))
 
 
-def work(job: str, gpus: tuple[int, ...], profile: Profile | None = None) -> Work:
-    return Work(job, "V100", gpus, LOW, HIGH, profile)
+def work(job: str, gpus: tuple[int, ...], profile: ProgressProfile | None = None) -> NodeWork:
+    return NodeWork(job, "V100", gpus, LOW, HIGH, profile)
 
 
-def claim(*works: Work) -> Claim:
-    return Claim(2 * LOW, 2 * HIGH, 2 * HIGH, works)
+def claim(*works: NodeWork) -> NodeDemand:
+    return NodeDemand(2 * LOW, 2 * HIGH, 2 * HIGH, works)
 
 
 def test_a_job_gets_one_limit_on_all_its_nodes() -> None:
@@ -87,15 +87,15 @@ def test_a_turn_ends_and_does_not_begin_again_while_the_job_asks() -> None:
         work("x", (0, 0)),
     ],
 )
-def test_a_node_that_says_what_cannot_be_has_no_jobs(wrong: Work) -> None:
+def test_a_node_that_says_what_cannot_be_has_no_jobs(wrong: NodeWork) -> None:
     policy = ByJobs(busy)
     targets = policy({"a": claim(wrong), "b": claim(work("1", (0, 1)))}, 800_000)
     assert targets == {"a": 2 * LOW, "b": 2 * HIGH}
 
 
 def test_an_unusable_profile_counts_as_unknown() -> None:
-    assert wire.profile_of([1, 2], [0.5, 1]) == Profile((1, 2), (0.5, 1.0))
-    assert wire.profile_of([1, 2], [0.4, 0.2]) == Profile((1, 2), (1.0, 1.0))
+    assert wire.profile_of([1, 2], [0.5, 1]) == ProgressProfile((1, 2), (0.5, 1.0))
+    assert wire.profile_of([1, 2], [0.4, 0.2]) == ProgressProfile((1, 2), (1.0, 1.0))
     for limits, progress in (
         ([], []),
         ([1], [1]),

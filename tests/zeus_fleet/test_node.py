@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.zeus_fleet.bench import GPUS, budget
-from zeus_fleet.messages import Grant, Plan, Timing
+from zeus_fleet.messages import Grant, GrantPlan, Timing
 from zeus_fleet.node import FleetNode
 
 
@@ -15,7 +15,7 @@ def test_other_gpus_are_lowered_for_one_that_cannot_be() -> None:
     node.applied([300_000, 100_000], 1)
     beat = node.heartbeat(2)
     assert (beat.held_mw, beat.stuck_mw) == (400_000, 200_000)
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 500_000, 500_000)})
+    plan = GrantPlan(1, {"site": 800_000}, {"a": Grant(1, 500_000, 500_000)})
     command = node.answered(beat.number, plan, budget(1200), 3)
     assert command is not None
     assert command.limits_mw == (100_000, 200_000), "500 W less the 300 W of the stuck GPU"
@@ -31,7 +31,7 @@ def test_within_a_node_limits_are_lowered_before_others_are_raised() -> None:
     node.tick(0)
     node.applied([100_000, 100_000], 0)
     node.wants([300_000, 100_000], 0)
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 400_000, 400_000)})
+    plan = GrantPlan(1, {"site": 800_000}, {"a": Grant(1, 400_000, 400_000)})
     command = node.answered(node.heartbeat(1).number, plan, budget(1200), 2)
     assert command is not None
     assert command.limits_mw == (300_000, 100_000)
@@ -47,7 +47,7 @@ def test_within_a_node_limits_are_lowered_before_others_are_raised() -> None:
 
 def test_possible_effects_of_zeusd_are_reported_until_it_answers() -> None:
     node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
+    plan = GrantPlan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
     assert node.answered(node.heartbeat(1).number, plan, budget(1200), 2) is not None
     assert node.heartbeat(3).held_mw == 600_000
     node.failed()
@@ -62,7 +62,7 @@ def test_possible_effects_of_zeusd_are_reported_until_it_answers() -> None:
 
 def test_a_grant_is_divided_as_the_policy_says_up_to_what_each_gpu_has_use_for() -> None:
     node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 400_000, 400_000)})
+    plan = GrantPlan(1, {"site": 800_000}, {"a": Grant(1, 400_000, 400_000)})
     limits = {0: 130_000, 1: 270_000}
     command = node.answered(node.heartbeat(0).number, plan, budget(1200), 1, limits)
     assert command is not None
@@ -75,7 +75,7 @@ def test_a_grant_is_divided_as_the_policy_says_up_to_what_each_gpu_has_use_for()
 
 def test_an_answer_that_comes_after_its_deadline_raises_nothing() -> None:
     node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
+    plan = GrantPlan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
     beat = node.heartbeat(0)
     command = node.answered(beat.number, plan, budget(1200), Timing().hold_ns)
     assert command is not None
@@ -84,8 +84,8 @@ def test_an_answer_that_comes_after_its_deadline_raises_nothing() -> None:
 
 def test_an_overtaken_answer_is_ignored() -> None:
     node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
-    high = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
-    low = Plan(1, {"site": 800_000}, {"a": Grant(2, 200_000, 600_000)})
+    high = GrantPlan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
+    low = GrantPlan(1, {"site": 800_000}, {"a": Grant(2, 200_000, 600_000)})
     first, second = node.heartbeat(0), node.heartbeat(1)
     node.answered(second.number, low, budget(1200), 2)
     node.applied([100_000, 100_000], 3)
@@ -95,7 +95,7 @@ def test_an_overtaken_answer_is_ignored() -> None:
 
 def test_a_node_that_is_not_listed_keeps_its_floor() -> None:
     node = FleetNode("c", GPUS, [100_000, 100_000], Timing())
-    plan = Plan(1, {"site": 800_000}, {"c": Grant(1, 600_000, 600_000)})
+    plan = GrantPlan(1, {"site": 800_000}, {"c": Grant(1, 600_000, 600_000)})
     command = node.answered(node.heartbeat(0).number, plan, budget(1200), 1)
     assert command is not None
     assert command.limits_mw == (100_000, 100_000)

@@ -10,23 +10,23 @@ import pytest
 
 from tests.seeds import fresh
 from zeus_fleet.levels import level, level_by_want
-from zeus_fleet.policies import POLICIES, Job, busy, max_min, uniform, water_filling
-from zeus_fleet.profiles import MEAN_POINTS, Profile, mean, monotone
+from zeus_fleet.policies import POLICIES, JobGroup, busy, max_min, uniform, water_filling
+from zeus_fleet.profiles import MEAN_POINTS, ProgressProfile, mean, monotone
 
 LOW, HIGH = 100_000, 300_000
 LIMITS = tuple(range(LOW, HIGH + 1, 25_000))
 
 
-def random_profile(generator: random.Random) -> Profile:
+def random_profile(generator: random.Random) -> ProgressProfile:
     rates = sorted(generator.uniform(0.2, 1) for _ in LIMITS)
     flat_from = generator.choice((3, 6, 9))
     rates[flat_from:] = [rates[-1]] * len(rates[flat_from:])
-    return Profile(LIMITS, tuple(rate / rates[-1] for rate in rates))
+    return ProgressProfile(LIMITS, tuple(rate / rates[-1] for rate in rates))
 
 
-def random_jobs(generator: random.Random, known: float = 1.0) -> list[Job]:
+def random_jobs(generator: random.Random, known: float = 1.0) -> list[JobGroup]:
     jobs = [
-        Job(
+        JobGroup(
             generator.choice((1, 2, 8, 16)),
             LOW,
             HIGH,
@@ -34,10 +34,10 @@ def random_jobs(generator: random.Random, known: float = 1.0) -> list[Job]:
         )
         for _ in range(generator.randint(1, 12))
     ]
-    return [*jobs, Job(generator.randint(1, 20), LOW, HIGH, busy=False)]
+    return [*jobs, JobGroup(generator.randint(1, 20), LOW, HIGH, busy=False)]
 
 
-def cases(count: int = 40) -> list[tuple[list[Job], int]]:
+def cases(count: int = 40) -> list[tuple[list[JobGroup], int]]:
     """Jobs, and a budget between their minimum and their maximum limits."""
     generator = random.Random(fresh())
     found = []
@@ -48,11 +48,11 @@ def cases(count: int = 40) -> list[tuple[list[Job], int]]:
     return found
 
 
-def held(jobs: Sequence[Job], limits: Sequence[int]) -> int:
+def held(jobs: Sequence[JobGroup], limits: Sequence[int]) -> int:
     return sum(job.gpus * limit for job, limit in zip(jobs, limits, strict=True))
 
 
-def progress(jobs: Sequence[Job], limits: Sequence[int]) -> list[float]:
+def progress(jobs: Sequence[JobGroup], limits: Sequence[int]) -> list[float]:
     return [
         job.profile.at(limit)
         for job, limit in zip(jobs, limits, strict=True)
@@ -81,7 +81,9 @@ def test_below_the_minimum_limits_all_are_at_their_minimum(name: str) -> None:
 
 
 @pytest.mark.parametrize("policy", [uniform, busy])
-def test_a_larger_budget_slows_no_job(policy: Callable[[Sequence[Job], int], list[int]]) -> None:
+def test_a_larger_budget_slows_no_job(
+    policy: Callable[[Sequence[JobGroup], int], list[int]],
+) -> None:
     for jobs, total in cases():
         less, more = policy(jobs, total), policy(jobs, total + 1_000_000)
         pairs = zip(progress(jobs, less), progress(jobs, more), strict=True)
@@ -109,12 +111,12 @@ def test_water_filling_gives_the_most_where_profiles_are_concave() -> None:
         for _ in range(6):
             steps = sorted((generator.uniform(0, 1) for _ in LIMITS[1:]), reverse=True)
             rates = [sum(steps[:index]) + 1 for index in range(len(LIMITS))]
-            profile = Profile(LIMITS, tuple(rate / rates[-1] for rate in rates))
-            jobs.append(Job(generator.choice((1, 4)), LOW, HIGH, profile=profile))
+            profile = ProgressProfile(LIMITS, tuple(rate / rates[-1] for rate in rates))
+            jobs.append(JobGroup(generator.choice((1, 4)), LOW, HIGH, profile=profile))
         gpus = sum(job.gpus for job in jobs)
         total = generator.randint(gpus * LOW, gpus * HIGH)
 
-        def gain(limits: Sequence[int], jobs: Sequence[Job] = jobs) -> float:
+        def gain(limits: Sequence[int], jobs: Sequence[JobGroup] = jobs) -> float:
             rates = progress(jobs, limits)
             return sum(job.gpus * rate for job, rate in zip(jobs, rates, strict=True))
 
@@ -135,28 +137,28 @@ def test_max_min_has_the_fastest_slowest_job() -> None:
 
 @pytest.mark.parametrize("policy", [max_min, water_filling])
 def test_without_profiles_busy_gpus_share(
-    policy: Callable[[Sequence[Job], int], list[int]],
+    policy: Callable[[Sequence[JobGroup], int], list[int]],
 ) -> None:
-    jobs = [Job(4, LOW, HIGH), Job(2, LOW, HIGH), Job(2, LOW, HIGH, busy=False)]
+    jobs = [JobGroup(4, LOW, HIGH), JobGroup(2, LOW, HIGH), JobGroup(2, LOW, HIGH, busy=False)]
     assert policy(jobs, 1_400_000) == busy(jobs, 1_400_000) == [200_000, 200_000, LOW]
 
 
 def test_unknown_jobs_count_by_the_mean() -> None:
-    steep = Profile((LOW, HIGH), (0.4, 1.0))
-    flat = Profile((LOW, HIGH), (0.9, 1.0))
-    jobs = [Job(1, LOW, HIGH, profile=one) for one in (steep, None, flat)]
+    steep = ProgressProfile((LOW, HIGH), (0.4, 1.0))
+    flat = ProgressProfile((LOW, HIGH), (0.9, 1.0))
+    jobs = [JobGroup(1, LOW, HIGH, profile=one) for one in (steep, None, flat)]
     assert water_filling(jobs, 500_000, floor=0.0) == [HIGH, LOW, LOW]
     assert water_filling(jobs, 700_000, floor=0.0) == [HIGH, HIGH, LOW]
 
 
 def test_an_unknown_job_counts_by_the_mean_of_its_kind_of_gpu() -> None:
-    flat = Profile(LIMITS, (0.99,) * 8 + (1.0,))
-    steep = Profile(LIMITS, tuple(limit / HIGH for limit in LIMITS))
+    flat = ProgressProfile(LIMITS, (0.99,) * 8 + (1.0,))
+    steep = ProgressProfile(LIMITS, tuple(limit / HIGH for limit in LIMITS))
     for kind, gains in (("steep", True), ("flat", False)):
         jobs = [
-            Job(1, LOW, HIGH, profile=flat, kind="flat"),
-            Job(1, LOW, HIGH, profile=steep, kind="steep"),
-            Job(1, LOW, HIGH, kind=kind),
+            JobGroup(1, LOW, HIGH, profile=flat, kind="flat"),
+            JobGroup(1, LOW, HIGH, profile=steep, kind="steep"),
+            JobGroup(1, LOW, HIGH, kind=kind),
         ]
         limits = water_filling(jobs, 3 * LOW + 300_000, floor=0.0)
         assert (limits[2] > 200_000) == gains
@@ -193,23 +195,23 @@ def test_wants_come_first() -> None:
 
 
 def test_noise_in_a_profile_is_pooled() -> None:
-    profile = Profile.measured({100: 2.0, 150: 1.0, 200: 1.25, 250: 1.0})
+    profile = ProgressProfile.measured({100: 2.0, 150: 1.0, 200: 1.25, 250: 1.0})
     assert profile.progress == pytest.approx((0.5, 0.9, 0.9, 1.0))
     assert monotone([3, 2, 1]) == [2, 2, 2]
 
 
 def test_a_profile_is_read_both_ways() -> None:
-    profile = Profile((100, 200, 300), (0.5, 0.9, 1.0))
+    profile = ProgressProfile((100, 200, 300), (0.5, 0.9, 1.0))
     assert [profile.at(limit) for limit in (50, 150, 300, 400)] == pytest.approx([0.5, 0.7, 1, 1])
     assert [profile.limit_for(value) for value in (0.1, 0.7, 0.9, 2.0)] == [100, 150, 200, 300]
     assert profile.segments(150, 300) == [pytest.approx((0.004, 50)), pytest.approx((0.001, 100))]
-    convex = Profile((100, 200, 300), (0.5, 0.6, 1.0))
+    convex = ProgressProfile((100, 200, 300), (0.5, 0.6, 1.0))
     assert convex.segments(100, 300) == [pytest.approx((0.0025, 200))]
     both = mean([profile, convex])
     assert both is not None
     assert both.progress == pytest.approx((0.5, 0.75, 1.0))
     assert mean([]) is None
-    many = [Profile((100 + n, 5000 + n, 9000 + n), (0.5, 0.9, 1.0)) for n in range(3000)]
+    many = [ProgressProfile((100 + n, 5000 + n, 9000 + n), (0.5, 0.9, 1.0)) for n in range(3000)]
     found = mean(many)
     assert found is not None
     assert len(found.limits_mw) <= MEAN_POINTS + 1, "what one node reports costs not its square"
@@ -224,7 +226,7 @@ def test_a_profile_is_read_both_ways() -> None:
 )
 def test_an_invalid_profile_is_refused(limits: tuple[int, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="profile"):
-        Profile(limits, values)
+        ProgressProfile(limits, values)
 
 
 # ---------------------------------------------------------------------------- latency objectives
@@ -250,5 +252,9 @@ def test_no_policy_goes_below_what_a_latency_objective_needs(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_where_objectives_need_more_than_there_is_they_share_it(name: str) -> None:
-    jobs = [Job(1, LOW, HIGH, needs_mw=HIGH), Job(1, LOW, HIGH, needs_mw=HIGH), Job(1, LOW, HIGH)]
+    jobs = [
+        JobGroup(1, LOW, HIGH, needs_mw=HIGH),
+        JobGroup(1, LOW, HIGH, needs_mw=HIGH),
+        JobGroup(1, LOW, HIGH),
+    ]
     assert POLICIES[name](jobs, 500_000) == [200_000, 200_000, LOW]

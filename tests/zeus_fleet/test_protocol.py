@@ -11,7 +11,7 @@ from tests.zeus_fleet.bench import DRIFT, FLOOR, MOST, NAMES, Bench, all_to, bud
 from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Snapshot
-from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timing
+from zeus_fleet.messages import Budget, Grant, GrantPlan, NodeReport, PowerDomain, S, Timing
 from zeus_fleet.wire import budget_from_table
 
 
@@ -246,7 +246,7 @@ def test_a_silent_node_with_a_stuck_gpu_is_charged_for_it() -> None:
     bench = Bench(Rules(), 800)
     leader = bench.leader(all_to("b"))
     bench.settle(leader)
-    bench.heartbeats["a"] = Heartbeat(99, -1, 300_000, FLOOR, MOST, MOST, stuck_mw=100_000)
+    bench.heartbeats["a"] = NodeReport(99, -1, 300_000, FLOOR, MOST, MOST, stuck_mw=100_000)
     for _ in range(18):
         bench.now += 1
         bench.round(leader, ("b",))
@@ -267,7 +267,7 @@ def test_a_leaving_node_is_lowered_and_its_watts_are_used() -> None:
 
 def test_nested_domains_each_keep_their_bound() -> None:
     bench = Bench(Rules(), 1000)
-    rack = Domain("rack", 450_000, frozenset({"a"}))
+    rack = PowerDomain("rack", 450_000, frozenset({"a"}))
     bench.budget = Budget((bench.budget.site, rack), bench.budget.floors_mw)
     bench.settle(bench.leader())
     assert sum(bench.hardware["a"]) == 450_000
@@ -277,7 +277,7 @@ def test_nested_domains_each_keep_their_bound() -> None:
 def test_a_new_domain_is_obeyed_before_any_plan_knows_of_it() -> None:
     bench = Bench(Rules(), 1000)
     bench.settle(bench.leader())
-    rack = Domain("rack", 450_000, frozenset({"a"}))
+    rack = PowerDomain("rack", 450_000, frozenset({"a"}))
     bench.budget = Budget((bench.budget.site, rack), bench.budget.floors_mw)
     bench.deliver("a", bench.beat("a"))
     assert sum(bench.hardware["a"]) == FLOOR
@@ -299,9 +299,12 @@ def table(**settings: object) -> Budget:
     [
         (lambda: budget(399), "site: 399 W is below the minimum limits of its GPUs (400 W)"),
         (lambda: budget(500, reserve_w=200), "allow 600 W or remove nodes"),
-        (lambda: Budget((Domain("site", 10**6, frozenset("a")),), {"a": 1, "b": 1}), "b is not in"),
         (
-            lambda: Budget((Domain("site", 10**6, frozenset("ab")),), {"a": 1}),
+            lambda: Budget((PowerDomain("site", 10**6, frozenset("a")),), {"a": 1, "b": 1}),
+            "b is not in",
+        ),
+        (
+            lambda: Budget((PowerDomain("site", 10**6, frozenset("ab")),), {"a": 1}),
             "b of site needs a floor",
         ),
         (lambda: table(reserve_w=-1, nodes={"a": 1}), "reserve_w: -1 W is not possible; give 0 W"),
@@ -319,10 +322,10 @@ def test_one_commit_reclaims_from_as_many_as_a_transaction_compares() -> None:
     names = tuple(f"n{index}" for index in range(130))
     site = budget(130 * 600, names)
     grants = dict.fromkeys(names, Grant(1, MOST, MOST))
-    plan = Plan(1, dict(site.spare_mw), grants)
+    plan = GrantPlan(1, dict(site.spare_mw), grants)
     allocator = Allocator(Timing())
     allocator.lead(1)
-    beats = dict.fromkeys(names, Heartbeat(1, 1, MOST, FLOOR, MOST, MOST))
+    beats = dict.fromkeys(names, NodeReport(1, 1, MOST, FLOOR, MOST, MOST))
     assert allocator.plan(Snapshot(1, site, 1, plan, 1, beats), 0) is None
     first = allocator.plan(Snapshot(1, site, 1, plan, 1, beats), 16 * S)
     assert first is not None

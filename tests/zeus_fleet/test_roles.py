@@ -16,16 +16,16 @@ import pytest
 from tests.zeus_fleet.etcd import Certificates, running_etcd
 from zeus_fleet.allocator import Commit
 from zeus_fleet.connection import Tls
-from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan
-from zeus_fleet.store import Store, StoreUnavailable
+from zeus_fleet.messages import Budget, GrantPlan, NodeReport, PowerDomain
+from zeus_fleet.store import FleetStore, StoreUnavailable
 
 pytestmark = pytest.mark.needs("etcd")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "fleet_security.md"
 BUDGET = Budget(
-    (Domain("site", 700_000, frozenset({"n01", "n02"})),), {"n01": 200_000, "n02": 200_000}
+    (PowerDomain("site", 700_000, frozenset({"n01", "n02"})),), {"n01": 200_000, "n02": 200_000}
 )
-BEAT = Heartbeat(1, 0, 200_000, 200_000, 500_000, 500_000)
+BEAT = NodeReport(1, 0, 200_000, 200_000, 500_000, 500_000)
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Site:
     endpoint: str
     certificates: Certificates
 
-    def __call__(self, user: str, use: Callable[[Store], Awaitable[Any]]) -> Any:
+    def __call__(self, user: str, use: Callable[[FleetStore], Awaitable[Any]]) -> Any:
         """Does something as a user."""
         tls = Tls(self.certificates.ca, *self.certificates.sign(user))
         return self.run(tls, use)
 
-    def run(self, tls: Tls | None, use: Callable[[Store], Awaitable[Any]]) -> Any:
+    def run(self, tls: Tls | None, use: Callable[[FleetStore], Awaitable[Any]]) -> Any:
         async def play() -> Any:
-            store = Store([self.endpoint], tls=tls, timeout_s=20.0 if tls else 1.0)
+            store = FleetStore([self.endpoint], tls=tls, timeout_s=20.0 if tls else 1.0)
             try:
                 return await use(store)
             finally:
@@ -74,7 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(endpoint, certificates)
 
 
-def refused(site: Site, user: str, use: Callable[[Store], Awaitable[Any]]) -> None:
+def refused(site: Site, user: str, use: Callable[[FleetStore], Awaitable[Any]]) -> None:
     with pytest.raises(StoreUnavailable, match="refuses this user; grant it the role"):
         site(user, use)
 
@@ -91,7 +91,7 @@ def test_each_role_does_its_work_and_nothing_else(site: Site) -> None:
 
     token, _ = site("allocator", lambda store: store.campaign("l0", None))
     snapshot, revisions = site("allocator", lambda store: store.read())
-    plan = Plan(token, dict(BUDGET.spare_mw), {})
+    plan = GrantPlan(token, dict(BUDGET.spare_mw), {})
     commit = Commit(plan, token, 0, snapshot.budget_revision, {"n01": 1})
     refused(site, "n01", lambda store: store.commit(commit, revisions))
     refused(site, "operator", lambda store: store.commit(commit, revisions))
@@ -122,13 +122,13 @@ def test_a_file_that_cannot_be_used_is_named(site: Site, tmp_path: Path) -> None
     text = tmp_path / "text"
     text.write_text("no certificate")
     with pytest.raises(ValueError, match="text has no certificate in PEM format"):
-        Store([site.endpoint], tls=Tls(text))
+        FleetStore([site.endpoint], tls=Tls(text))
     for wrong in (another, text, cert):
         with pytest.raises(
             ValueError, match=f"reader.crt and .*{wrong.name} are not a certificate"
         ):
-            Store([site.endpoint], tls=Tls(ca, cert, wrong))
-    Store([site.endpoint], tls=Tls(ca, cert, key))
+            FleetStore([site.endpoint], tls=Tls(ca, cert, wrong))
+    FleetStore([site.endpoint], tls=Tls(ca, cert, key))
 
 
 def test_a_certificate_may_be_renewed_while_a_store_is_used(site: Site, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_certificate_may_be_renewed_while_a_store_is_used(site: Site, tmp_path
         cert.write_bytes(pair[0].read_bytes())
         key.write_bytes(pair[1].read_bytes())
 
-    async def play(store: Store) -> None:
+    async def play(store: FleetStore) -> None:
         await store.read()
         await store.close()
         cert.write_bytes(site.certificates.sign("another")[0].read_bytes())  # its key follows

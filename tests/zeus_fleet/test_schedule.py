@@ -13,7 +13,7 @@ import pytest
 
 from tests.seeds import fresh
 from zeus_fleet import wire
-from zeus_fleet.messages import Budget, Domain, Event
+from zeus_fleet.messages import Budget, LimitEvent, PowerDomain
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
 from zeus_fleet.schedule import LEAD_S, STEP_S, _EventLimit, due, scheduled, with_standing
 from zeus_fleet.signals import events_from, merged
@@ -23,14 +23,16 @@ HOUR = 3600.0
 
 
 def site(watts: int = 1000) -> Budget:
-    return Budget((Domain("site", watts * 1000, frozenset("ab")),), {"a": 200_000, "b": 200_000})
+    return Budget(
+        (PowerDomain("site", watts * 1000, frozenset("ab")),), {"a": 200_000, "b": 200_000}
+    )
 
 
-def event(watts: int = 600, name: str = "e", ramp_w_per_s: int = 0) -> Event:
-    return Event(name, watts * 1000, NOON + HOUR, NOON + 2 * HOUR, ramp_w_per_s * 1000)
+def event(watts: int = 600, name: str = "e", ramp_w_per_s: int = 0) -> LimitEvent:
+    return LimitEvent(name, watts * 1000, NOON + HOUR, NOON + 2 * HOUR, ramp_w_per_s * 1000)
 
 
-def limit_at(standing_mw: int, events: Iterable[Event], now_s: float) -> int:
+def limit_at(standing_mw: int, events: Iterable[LimitEvent], now_s: float) -> int:
     return min([standing_mw, *(_EventLimit(event, standing_mw).at(now_s) for event in events)])
 
 
@@ -67,7 +69,9 @@ def test_a_written_limit_never_exceeds_events_before_it_is_in_force() -> None:
             start = NOON + generator.uniform(0, HOUR)
             end = start + generator.uniform(1, HOUR)
             ramp = generator.choice((0, 100, 5000))
-            events.append(Event(str(index), generator.randint(400, 900) * 1000, start, end, ramp))
+            events.append(
+                LimitEvent(str(index), generator.randint(400, 900) * 1000, start, end, ramp)
+            )
         budget = scheduled(site(), events, NOON)
         now = NOON
         while now < NOON + 3 * HOUR:
@@ -92,11 +96,11 @@ def test_another_standing_limit_counts_outside_of_events() -> None:
     ("bad", "said"),
     [
         (event(399), "site: 399 W is below the minimum limits"),
-        (Event("e", 600_000, NOON, NOON), "e ends before it begins"),
-        (Event("e", 600_000, NOON, NOON + 1, -1), "negative ramp"),
+        (LimitEvent("e", 600_000, NOON, NOON), "e ends before it begins"),
+        (LimitEvent("e", 600_000, NOON, NOON + 1, -1), "negative ramp"),
     ],
 )
-def test_an_event_that_cannot_be_kept_is_refused(bad: Event, said: str) -> None:
+def test_an_event_that_cannot_be_kept_is_refused(bad: LimitEvent, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         scheduled(site(), [bad], NOON)
     with pytest.raises(ValueError, match="same name"):

@@ -23,13 +23,13 @@ from zeus_fleet.allocator import Snapshot
 from zeus_fleet.messages import Grant
 from zeus_fleet.server import FleetServer
 from zeus_fleet.store import StoreUnavailable
-from zeus_fleet.view import View
+from zeus_fleet.view import FleetView
 
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
-class Store:
+class FleetStore:
     """What etcd has; set by hand."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Running:
     """A server in a thread."""
 
     def __init__(self) -> None:
-        self.store = Store()
+        self.store = FleetStore()
         self.app = FleetServer(self.store, every_s=0.05)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -110,15 +110,15 @@ def test_records_that_cannot_be_written_are_no_trouble_of_etcd(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     full = "records cannot be written: No space left on device"
-    written: list[View] = []
+    written: list[FleetView] = []
 
-    def keep(view: View) -> None:
+    def keep(view: FleetView) -> None:
         if len(caplog.records) == 0:
             raise ValueError(full)
         written.append(view)
 
     async def play() -> None:
-        store = Store()
+        store = FleetStore()
         store.now = READ
         app = FleetServer(store, every_s=0.01, keep=keep)
         await app.opens()
@@ -133,7 +133,7 @@ def test_records_that_cannot_be_written_are_no_trouble_of_etcd(
 
 def test_a_clock_that_is_set_back_begins_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
-        store = Store()
+        store = FleetStore()
         store.now = READ
         app = FleetServer(store, every_s=0.01)
         await app.opens()

@@ -11,32 +11,42 @@ from click.testing import CliRunner
 
 from zeus_fleet.allocator import Snapshot
 from zeus_fleet.commands import main
-from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
-from zeus_fleet.profiles import Profile
+from zeus_fleet.messages import (
+    Budget,
+    Grant,
+    GrantPlan,
+    LimitEvent,
+    NodeReport,
+    NodeWork,
+    PowerDomain,
+)
+from zeus_fleet.profiles import ProgressProfile
 from zeus_fleet.records import Record, read, reports
-from zeus_fleet.view import View, Watcher
+from zeus_fleet.view import FleetView, Watcher
 
 BUDGET = Budget(
-    (Domain("site", 900_000, frozenset("abc")), Domain("rack", 500_000, frozenset("a"))),
+    (PowerDomain("site", 900_000, frozenset("abc")), PowerDomain("rack", 500_000, frozenset("a"))),
     dict.fromkeys("abc", 200_000),
     frozenset("b"),
     1_000_000,
-    (Event("e", 900_000, 100.0, 200.0),),
+    (LimitEvent("e", 900_000, 100.0, 200.0),),
 )
-BEAT = Heartbeat(5, 1, 300_000, 200_000, 600_000, 600_000, 0, 250_000)
-WORK = Work("7", "V100", (0, 1), 100_000, 300_000, Profile((100_000, 300_000), (0.5, 1.0)))
+BEAT = NodeReport(5, 1, 300_000, 200_000, 600_000, 600_000, 0, 250_000)
+WORK = NodeWork(
+    "7", "V100", (0, 1), 100_000, 300_000, ProgressProfile((100_000, 300_000), (0.5, 1.0))
+)
 READ = Snapshot(
     1,
     BUDGET,
     1,
-    Plan(1, dict(BUDGET.spare_mw), {"a": Grant(1, 300_000, 300_000)}),
+    GrantPlan(1, dict(BUDGET.spare_mw), {"a": Grant(1, 300_000, 300_000)}),
     1,
     {"a": BEAT, "b": replace(BEAT, held_mw=200_000, wanted_mw=200_000)},
     {"a": (WORK,)},
 )
 
 
-def states(view: View) -> dict[str, str]:
+def states(view: FleetView) -> dict[str, str]:
     return {node.name: node.state for node in view.nodes}
 
 
@@ -58,10 +68,10 @@ def test_nodes_are_seen_by_their_heartbeats() -> None:
 
 def test_the_status_shows_whose_watts_were_granted_to_others() -> None:
     """Without having waited: an allocator has."""
-    plan = Plan(1, dict(BUDGET.spare_mw), {"a": Grant(2, 200_000, 200_000)})
+    plan = GrantPlan(1, dict(BUDGET.spare_mw), {"a": Grant(2, 200_000, 200_000)})
     view = Watcher().look(replace(READ, plan=plan), 0.0, 0.0)
     assert (view.nodes[0].state, view.nodes[0].held_w) == ("silent", 200)
-    lowering = Plan(1, dict(BUDGET.spare_mw), {"a": Grant(2, 200_000, 300_000)})
+    lowering = GrantPlan(1, dict(BUDGET.spare_mw), {"a": Grant(2, 200_000, 300_000)})
     view = Watcher().look(replace(READ, plan=lowering), 0.0, 0.0)
     assert (view.nodes[0].state, view.nodes[0].held_w) == ("waits", 300)
 

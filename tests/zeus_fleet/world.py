@@ -27,8 +27,8 @@ from tests.zeus_fleet.parts import (
     Violation,
 )
 from zeus_fleet.allocator import Allocator, Snapshot, by_want, evenly
-from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan, S
-from zeus_fleet.node import Ceilings, FleetNode
+from zeus_fleet.messages import Budget, GrantPlan, NodeReport, PowerDomain, S
+from zeus_fleet.node import FleetCeilings, FleetNode
 
 
 class World(FakeStore):
@@ -138,7 +138,9 @@ class World(FakeStore):
 
     # -------------------------------------------------------------------------------------- zeusd
 
-    def _command(self, machine: Machine, incarnation: int, command: Ceilings, ttl_ns: int) -> None:
+    def _command(
+        self, machine: Machine, incarnation: int, command: FleetCeilings, ttl_ns: int
+    ) -> None:
         """zeusd gets a command of an agent."""
         if self._later(machine, self._command, incarnation, command, ttl_ns):
             return
@@ -218,13 +220,15 @@ class World(FakeStore):
             return None
         return machine.core
 
-    def _act(self, machine: Machine, command: Ceilings | None) -> None:
+    def _act(self, machine: Machine, command: FleetCeilings | None) -> None:
         if command is not None:
             ttl_ns = command.deadline_ns - self.clock_ns(machine)
             stopped = self.random.uniform(5, 25) if self.random.random() < 0.01 else 0.0
             self.at(stopped, self._send, machine, machine.incarnation, command, ttl_ns)
 
-    def _send(self, machine: Machine, incarnation: int, command: Ceilings, ttl_ns: int) -> None:
+    def _send(
+        self, machine: Machine, incarnation: int, command: FleetCeilings, ttl_ns: int
+    ) -> None:
         if self._agent(machine, incarnation, self._send, command, ttl_ns) is not None:
             delay = self.random.uniform(0.001, 0.3)
             self.at(delay, self._command, machine, incarnation, command, ttl_ns)
@@ -253,7 +257,7 @@ class World(FakeStore):
         if not machine.cut_off:
             self.at(self._delay(), self._store_beat, machine, incarnation, beat)
 
-    def _store_beat(self, machine: Machine, incarnation: int, beat: Heartbeat) -> None:
+    def _store_beat(self, machine: Machine, incarnation: int, beat: NodeReport) -> None:
         """The store's transaction of a heartbeat: plan and budget are of the same revision."""
         known = self.heartbeats.get(machine.name)
         if machine.cut_off or (known is not None and known.number >= beat.number):
@@ -274,7 +278,7 @@ class World(FakeStore):
         machine: Machine,
         incarnation: int,
         number: int,
-        plan: Plan | None,
+        plan: GrantPlan | None,
         budget: Budget,
     ) -> None:
         core = self._agent(machine, incarnation, self._answer, number, plan, budget)
@@ -304,8 +308,8 @@ class World(FakeStore):
         limit = int(most * self.random.uniform(0.6 if high else 0.45, 0.9))
         rack = len(self._rack) * FLOOR_MW + RESERVE_MW
         rack_limit = rack + int((limit - least) * self.random.uniform(0.3, 1.2))
-        site = Domain("site", limit, frozenset(names), RESERVE_MW)
-        inner = Domain("rack", rack_limit, self._rack, RESERVE_MW)
+        site = PowerDomain("site", limit, frozenset(names), RESERVE_MW)
+        inner = PowerDomain("rack", rack_limit, self._rack, RESERVE_MW)
         return Budget((site, inner), dict.fromkeys(names, FLOOR_MW))
 
     # ------------------------------------------------------------------------------------- faults

@@ -14,13 +14,13 @@ import click
 
 from zeus_fleet import schedule, signals
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
-from zeus_fleet.messages import Budget, Event
+from zeus_fleet.messages import Budget, LimitEvent
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
 from zeus_ipc.options import FILE, Number
 from zeus_ipc.parsing import parse_toml, read_file
 
 if TYPE_CHECKING:
-    from zeus_fleet.store import Store
+    from zeus_fleet.store import FleetStore
 
 NONE_YET = "there is no budget yet; give --file with the nodes"
 CHANGED = "someone else changed the budget meanwhile; check it and try again"
@@ -95,17 +95,19 @@ def budget(
 
 def _event(
     limit: str, at: str | None, until: str, ramp: str | None, name: str | None, now_s: float
-) -> Event:
+) -> LimitEvent:
     start_s = now_s if at is None else time_s(at, now_s)
     end_s = time_s(until, start_s)
     if end_s <= now_s:
         raise ValueError(f"{until} is over; give an end in the future")
     rate = 0 if ramp is None else ramp_mw_per_s(ramp)
     label = name or f"operator/{datetime.fromtimestamp(start_s):%Y-%m-%dT%H:%M}"
-    return Event(label, power_mw(limit), start_s, end_s, rate)
+    return LimitEvent(label, power_mw(limit), start_s, end_s, rate)
 
 
-async def _change(store: Store, changed: Callable[[Budget | None], Budget | None]) -> Budget | None:
+async def _change(
+    store: FleetStore, changed: Callable[[Budget | None], Budget | None]
+) -> Budget | None:
     await store.seek()
     read, _ = await store.read()
     present = None if read is None else read.budget
@@ -151,7 +153,7 @@ def follow(reach: Reach[Any], label: str, every: float, once: bool, source: str)
     """
     log_to_stderr()
 
-    async def look(store: Store) -> None:
+    async def look(store: FleetStore) -> None:
         now_s = time.time()
         data = await asyncio.to_thread(signals.fetch, source)
         events = signals.events_from(data, now_s)
@@ -165,7 +167,7 @@ def follow(reach: Reach[Any], label: str, every: float, once: bool, source: str)
                 raise ValueError(CHANGED)
             log.info("%s: %d events", source, len(events))
 
-    async def look_on(store: Store) -> None:
+    async def look_on(store: FleetStore) -> None:
         from zeus_fleet.store import StoreUnavailable
 
         while True:
@@ -175,7 +177,7 @@ def follow(reach: Reach[Any], label: str, every: float, once: bool, source: str)
                 log.warning("%s: %s", source, error)
             await asyncio.sleep(every)
 
-    async def look_once(store: Store) -> None:
+    async def look_once(store: FleetStore) -> None:
         try:
             await look(store)
         except OSError as error:

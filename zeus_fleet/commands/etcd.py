@@ -15,11 +15,11 @@ import click
 from zeus_ipc.options import FILE
 
 if TYPE_CHECKING:
-    from zeus_fleet.store import Store
+    from zeus_fleet.store import FleetStore
 
 T = TypeVar("T")
 
-Reach = Callable[[Callable[["Store"], Coroutine[Any, Any, T]]], T]
+Reach = Callable[[Callable[["FleetStore"], Coroutine[Any, Any, T]]], T]
 """Runs an operation on the store, and ends the command with a sentence if it fails."""
 
 
@@ -38,7 +38,7 @@ def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
         if (cert or key) and not (ca and cert and key):
             raise click.UsageError("a client certificate needs --cacert, --cert and --key")
 
-        def reach(use: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+        def reach(use: Callable[[FleetStore], Coroutine[Any, Any, T]]) -> T:
             return _run(use, endpoints, prefix, ca, cert, key)
 
         return command(reach=reach, **others)
@@ -87,7 +87,7 @@ def log_to_stderr() -> None:
 
 
 def _run(
-    use: Callable[[Store], Coroutine[Any, Any, T]],
+    use: Callable[[FleetStore], Coroutine[Any, Any, T]],
     endpoints: tuple[str, ...],
     prefix: str,
     ca: Path | None,
@@ -95,11 +95,11 @@ def _run(
     key: Path | None,
 ) -> T:
     from zeus_fleet.connection import Tls
-    from zeus_fleet.store import Store, StoreUnavailable
+    from zeus_fleet.store import FleetStore, StoreUnavailable
 
     async def with_store() -> T:
         tls = None if ca is None else Tls(ca, cert, key)
-        store = Store(endpoints, prefix=prefix, tls=tls)
+        store = FleetStore(endpoints, prefix=prefix, tls=tls)
         try:
             return await use(store)
         finally:

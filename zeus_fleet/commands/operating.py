@@ -13,14 +13,14 @@ import click
 
 from zeus.utils.atomic import append_text
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
-from zeus_fleet.records import Record, Report, read, reports, svg
-from zeus_fleet.view import NodeView, View, Watcher
+from zeus_fleet.records import EventReport, Record, read, reports, svg
+from zeus_fleet.view import FleetView, NodeView, Watcher
 from zeus_ipc.options import FILE, Number, Whole, one_sentence
 from zeus_ipc.paths import host_and_port
 from zeus_ipc.tables import distinct
 
 if TYPE_CHECKING:
-    from zeus_fleet.store import Store
+    from zeus_fleet.store import FleetStore
 
 NO_BUDGET = "there is no budget yet; see zeus-fleet budget --help"
 
@@ -30,7 +30,7 @@ NO_BUDGET = "there is no budget yet; see zeus-fleet budget --help"
 def status(reach: Reach[Any]) -> None:
     """Show each node's granted, held, drawn and wanted power."""
 
-    async def look(store: Store) -> View:
+    async def look(store: FleetStore) -> FleetView:
         await store.seek()
         snapshot, _ = await store.read()
         if snapshot is None:
@@ -70,7 +70,7 @@ def _w(watts: float) -> str:
 def watch(reach: Reach[Any], every: float, record: Path | None, count: int | None) -> None:
     """Print one line per interval: limit, sum of limits, power drawn, nodes that wait."""
 
-    async def look_on(store: Store) -> None:
+    async def look_on(store: FleetStore) -> None:
         from zeus_fleet.store import StoreUnavailable
 
         watcher, left = Watcher(), count
@@ -92,7 +92,7 @@ def watch(reach: Reach[Any], every: float, record: Path | None, count: int | Non
     reach(look_on)
 
 
-def append(file: Path, view: View) -> None:
+def append(file: Path, view: FleetView) -> None:
     """Adds a record to a file.
 
     Raises:
@@ -104,7 +104,7 @@ def append(file: Path, view: View) -> None:
         raise ValueError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def _line(view: View) -> str:
+def _line(view: FleetView) -> str:
     site = view.site
     line = f"{datetime.fromtimestamp(view.at_s):%H:%M:%S}  limit {_w(site.limit_w)}"
     line += f"  granted {_w(site.granted_w)}  held {_w(site.held_w)}  drawn {_w(site.drawn_w)}"
@@ -147,7 +147,7 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
     log_to_stderr()
     keep = None if record is None else functools.partial(append, record)
 
-    async def run(store: Store) -> None:
+    async def run(store: FleetStore) -> None:
         options = uvicorn.Config(
             FleetServer(store, keep=keep),
             host=address[0].strip("[]"),
@@ -177,7 +177,7 @@ def report(picture: Path | None, file: Path) -> None:
         click.echo(_text(one))
 
 
-def _text(one: Report) -> str:
+def _text(one: EventReport) -> str:
     start, end = (
         f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" for at in (one.start_s, one.end_s)
     )

@@ -7,11 +7,11 @@ import functools
 import click
 
 from zeus_fleet.policies import FLOOR, POLICIES, JobPolicy, water_filling
-from zeus_fleet.simulation import CLUSTERS, Result, blind, compare, of_jobs
+from zeus_fleet.simulation import CLUSTERS, PolicyResult, blind, compare, of_jobs
 from zeus_ipc.options import WHOLE, Number, Whole
 
 
-def _cell(result: Result, *, latency: bool) -> str:
+def _cell(result: PolicyResult, *, latency: bool) -> str:
     beside = f"{100 * result.squeezed:.0f} %" if latency else f"{result.worst:.2f}"
     return f"{result.progress:.3f} ({beside})"
 
