@@ -12,7 +12,7 @@ from pathlib import Path
 from zeus_ipc.checks import Check, fault, note, ok
 from zeus_ipc.processes import PROC
 from zeusctl.exits import CommandError
-from zeusctl.slurm import prolog_flags
+from zeusctl.slurm import read_settings
 from zeusd.devices.amd.library import CANDIDATES
 from zeusd.devices.amd.sysfs import driver_loaded, driver_version
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
@@ -28,16 +28,25 @@ def accounting_checks(
 ) -> Iterator[Check]:
     """Yields a check for each problem; nothing if all is well."""
     try:
-        path, flags = prolog_flags(environment, root)
+        path, settings = read_settings(environment, root)
     except CommandError as error:
         yield note("slurm", str(error), "ask as root")
     else:
-        if not {"contain", "runinjob", "x11"} & {*flags.split(",")}:  # these imply it
+        flags = {*settings.get("prologflags", "").lower().split(",")}
+        if path.is_file() and not {"contain", "runinjob", "x11"} & flags:  # these imply it
             yield note(
                 "slurm",
                 f"{path} lacks PrologFlags=Contain: a job's control group may vanish between its "
                 "steps, and its GPUs are then charged to nobody",
                 "set PrologFlags=Contain",
+            )
+        if "gpufreqdef" in settings:
+            yield note(
+                "slurm",
+                f"{path} sets GpuFreqDef={settings['gpufreqdef']}: where Slurm itself sets clocks "
+                "(AutoDetect=nvml or rsmi), it resets those of all GPUs of the node when a job "
+                "ends, also clocks under a lease",
+                "delete it; what a job asks with --gpu-freq is set and restored by zeusd",
             )
     lines = mounts.read_text().splitlines()
     hidden = [line for line in lines if " proc " in line and "hidepid=" in line]

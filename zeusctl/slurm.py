@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zeus_ipc import programs
 from zeus_ipc.checks import on_the_bus
+from zeus_ipc.controls import Control, ControlValue
 from zeusctl.exits import CommandError, Exit
 from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, together
 from zeusctl.text import indices
@@ -37,6 +38,10 @@ MAX_INCLUDES = 8
 _FIELD = re.compile(r'([\w.]+)\s*=\s*(?:"([^"]*)"|(\S+))')
 _INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
 _SHARES = re.compile(r"\b(?:shard|mps)[:=](?:[a-z]\w*:)?([0-9]+)", re.IGNORECASE)
+
+_CLOCK = re.compile(r"[0-9]{1,5}|low|medium|high|highm1")
+_STEP_MHZ = 15
+"""Between two graphics clocks."""
 
 _REMEDY = "name the devices in gres.conf (Name=gpu File=/dev/nvidia[0-7], without AutoDetect)"
 
@@ -253,16 +258,14 @@ def read_gres(environment: Mapping[str, str], hostname: str, root: str = "/") ->
     return gres
 
 
-def prolog_flags(environment: Mapping[str, str], root: str = "/") -> tuple[Path, str]:
-    """Returns the path of slurm.conf, and its PrologFlags, in lower case; "contain" if there is no
-    Slurm here.
+def read_settings(environment: Mapping[str, str], root: str = "/") -> tuple[Path, dict[str, str]]:
+    """Returns the path of slurm.conf, and its settings by their names in lower case.
 
     Raises:
         CommandError: It exists, and cannot be read.
     """
     path = _file("slurm.conf", environment, root)
-    found = [one["prologflags"].lower() for one in _lines(path) if "prologflags" in one]
-    return path, found[-1] if found else "" if path.is_file() else "contain"
+    return path, {name: value for line in _lines(path) for name, value in line.items()}
 
 
 def _file(name: str, environment: Mapping[str, str], root: str) -> Path:
@@ -311,6 +314,58 @@ def _expanded(text: str) -> list[str]:
             names = [f"{bracket[1]}{number:0{len(first)}}" for number in numbers]
             found += [name + rest for name in names for rest in _expanded(bracket[3]) or [""]]
     return found
+
+
+# -------------------------------------------------------------------------------------- gpu-freq
+
+
+def frequencies(
+    text: str, gpus: Sequence[GpuInfo]
+) -> Iterator[tuple[str, ControlValue, list[GpuInfo]]]:
+    """The clocks that Slurm's --gpu-freq asks for, such as `medium,memory=high`: control and value,
+    and the GPUs for which it is this value.
+
+    Like Slurm, takes the nearest clock that a GPU has: no number is refused.
+
+    Raises:
+        CommandError: It is malformed, or a GPU's driver lists no clocks.
+    """
+    for part in text.removeprefix("gpu:").split(","):
+        kind, _, word = part.rpartition("=")
+        if part == "verbose":
+            continue
+        if kind not in ("", "memory") or not _CLOCK.fullmatch(word):
+            raise CommandError(
+                f'"{part}" is not a clock; write MHz, low, medium, high or highm1, such as '
+                "900,memory=high",
+                Exit.USAGE,
+                "usage",
+            )
+        alike: dict[int, list[GpuInfo]] = {}
+        for gpu in gpus:
+            alike.setdefault(_nearest(word, gpu, bool(kind)), []).append(gpu)
+        for mhz, some in alike.items():
+            control = Control.MEMORY_CLOCKS if kind else Control.GPU_CLOCKS
+            yield control.value, (mhz, mhz), some
+
+
+def _nearest(word: str, gpu: GpuInfo, memory: bool) -> int:
+    clocks = sorted(gpu.memory_clocks_mhz) if memory else gpu.gpu_clock_range_mhz
+    if not clocks:
+        raise CommandError(
+            f"GPU {gpu.index} ({gpu.name}): the driver lists no {'memory ' * memory}clocks",
+            Exit.NOT_SUPPORTED,
+            "not_supported",
+        )
+    low, high = clocks[0], clocks[-1]
+    if word.isdecimal():
+        mhz = min(max(int(word), low), high)
+        return next(one for one in clocks if one >= mhz) if memory else mhz
+    if memory:
+        middle, last = clocks[(len(clocks) - 1) // 2], clocks[max(len(clocks) - 2, 0)]
+    else:  # only the ends are known, and the driver takes its nearest one
+        middle, last = (low + high) // 2, max(high - _STEP_MHZ, low)
+    return {"low": low, "medium": middle, "highm1": last, "high": high}[word]
 
 
 # ---------------------------------------------------------------------------------------- shares

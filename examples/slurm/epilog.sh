@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Slurm epilog (Epilog= in slurm.conf, runs as root on each node after a job's last task): it restores
-# what the job's processes still hold and what the job requested with --gpu-power, and writes the energy
-# of its GPUs to the journal.
+# what the job's processes still hold and what the job requested with --gpu-power, --gpu-clocks
+# or --gpu-freq, and writes the energy of its GPUs to the journal.
 #
 # zeusd itself restores a process's settings when the process ends. The epilog is for processes that
 # outlive their job, because they are stuck in the kernel or escaped the job's end. It takes well under a
@@ -31,7 +31,7 @@ if [ -n "$gpus" ]; then
     *) fails "still charged to it ($status)" "$said" ;;
     esac
 fi
-[ -z "${SPANK_GPU_CLOCKS:-}" ] || systemctl stop "zeusd-job-$SLURM_JOB_ID.service" 2>/dev/null || true
+[ -z "$gpus" ] || systemctl stop "zeusd-job-$SLURM_JOB_ID.service" 2>/dev/null || true # it holds clocks
 # Control groups, and so leases, name a job by its id; from Slurm 26.05 on by its SLUID.
 for job in "$SLURM_JOB_ID" ${SLURM_JOB_SLUID:+"$SLURM_JOB_SLUID"}; do
     said=$(timeout 10 zeusctl release --job "$job" 2>&1) || fails "leases of $job are not released ($?)" "$said"

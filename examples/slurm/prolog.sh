@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Slurm prolog (Prolog= in slurm.conf, runs as root on each node before a job's first task): it sets the
 # job's GPUs to the site limit, even if someone set them outside zeusd; charges their energy to the job
-# from now on; and sets what the job requested with --gpu-power and --gpu-clocks (spank/). On a GPU that
-# jobs share (shards, MPS, MIG), it leaves alone what other jobs hold. If it cannot be known which GPUs the
-# job has, it does nothing and says why.
+# from now on; and sets what the job requested with --gpu-power and --gpu-clocks (spank/), or with Slurm's
+# own --gpu-freq. On a GPU that jobs share (shards, MPS, MIG), it leaves alone what other jobs hold. If it
+# cannot be known which GPUs the job has, it does nothing and says why.
 #
 # A prolog that fails drains the node. A power limit is no reason for that, so this one never fails.
 # Errors are in the journal (journalctl -t zeusd-prolog), because slurmd 22.05 drops the output of
@@ -32,10 +32,11 @@ said=$(timeout 10 zeusctl reset slurm 2>&1) || fails "not reset ($?)" "$said"
 
 refused() {
     fails "$1" "$2"
-    mkdir -p -m 0755 /run/zeusd-slurm && printf '%s: %s\n' "$1" "${2##*zeusctl: }" >"/run/zeusd-slurm/$job"
+    mkdir -p -m 0755 /run/zeusd-slurm && printf '%s: %s\n' "$1" "${2##*zeusctl: }" >>"/run/zeusd-slurm/$job"
 }
+rm -f "/run/zeusd-slurm/$job"
 # It comes from the user's own sbatch, so it is not trusted.
-watts=${SPANK_GPU_POWER:-} clocks=${SPANK_GPU_CLOCKS:-} applied=
+watts=${SPANK_GPU_POWER:-} clocks=${SPANK_GPU_CLOCKS:-} applied= option= held=()
 if [ -n "$watts" ] && [ -n "$job" ]; then
     if ! [[ $watts =~ ^[0-9]{1,4}$ ]]; then
         refused --gpu-power "not a number of watts"
@@ -46,20 +47,29 @@ if [ -n "$watts" ] && [ -n "$job" ]; then
         refused "--gpu-power=$watts" "$said"
     fi
 fi
-if [ -n "$clocks" ] && [ -n "$job" ]; then
-    if ! [[ $clocks =~ ^[0-9]{1,5},[0-9]{1,5}$ ]]; then
+if [ -n "$clocks" ]; then
+    if [[ $clocks =~ ^[0-9]{1,5},[0-9]{1,5}$ ]]; then
+        option=--gpu-clocks=$clocks held=(-g "$clocks") value=gpu_clocks_mhz=${clocks/,/-}
+    else
         refused --gpu-clocks "not a range of MHz"
+    fi
+# Slurm gives a prolog everything but this, so the controller is asked: gpu:900, gpu:medium,memory=high.
+elif [ -n "$job" ] && said=$(timeout 5 squeue -h -j "$job" -O tres-freq:64 2>&1) && [[ $said =~ ^gpu:([a-z0-9=,]+)\ *$ ]]; then
+    freq=${BASH_REMATCH[1]}
+    option=--gpu-freq=$freq held=(--gpu-freq "$freq") value=gpu_freq=${freq//,/+}
+fi
+if [ -n "$option" ] && [ -n "$job" ]; then
     # Clocks have no ceilings, so a separate process holds the lease until the epilog ends it. It notifies
     # systemd when it has the lease.
-    elif timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type notify \
+    if timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type notify \
         --setenv "ZEUSD_SOCK_PATH=${ZEUSD_SOCK_PATH:-}" --setenv "SLURM_JOB_GPUS=$gpus" \
         --setenv "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}" --setenv "SLURM_CONF=${SLURM_CONF:-}" \
         --setenv "SLURMD_NODENAME=${SLURMD_NODENAME:-}" \
-        "$(command -v zeusctl)" set slurm -g "$clocks" 2>/dev/null; then
-        applied="${applied:+$applied,}gpu_clocks_mhz=${clocks/,/-}"
+        "$(command -v zeusctl)" set slurm "${held[@]}" 2>/dev/null; then
+        applied="${applied:+$applied,}$value"
     else
         said=$(journalctl --sync && journalctl -q -n 1 -o cat "_SYSTEMD_UNIT=zeusd-job-$job.service")
-        refused "--gpu-clocks=$clocks" "$said"
+        refused "$option" "$said"
     fi
 fi
 # Shown by sacct and scontrol.

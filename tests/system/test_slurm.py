@@ -255,15 +255,25 @@ def test_a_jobs_power_limit_is_set_and_restored_however_it_ends(cluster: Cluster
     cluster.wait_accounted(job, f"{state}|gpu_power_w=150")
 
 
-def test_clocks_are_locked_before_the_job_begins(cluster: Cluster) -> None:
-    """On the GPU that has the job's power limit."""
+@pytest.mark.parametrize(
+    ("option", "locked", "recorded"),
+    [
+        ("--gpu-clocks=600,900", [600, 900], "gpu_clocks_mhz=600-900"),
+        ("--gpu-freq=600,verbose", [600, 600], "gpu_freq=600+verbose"),
+    ],
+)
+def test_clocks_are_locked_before_the_job_begins(
+    cluster: Cluster, option: str, locked: list[int], recorded: str
+) -> None:
+    """On the GPU that has the job's power limit, and until the job's end."""
     body = "zeusctl leases --json; echo begun; sleep 100"
-    job = cluster.submit("--gpu-power=150", "--gpu-clocks=600,900", body=body)
+    job = cluster.submit("--gpu-power=150", option, body=body)
     wait_for(lambda: "begun" in cluster.output(job), "the job to begin")
+    assert cluster.fact(job, "AdminComment") == f"gpu_power_w=150,{recorded}"
     said = json.loads(cluster.output(job).partition("begun")[0])
     clocks = [one for one in said["leases"] if one["control"] == "gpu_clocks"]
     limited = [one["gpu"] for one in said["ceilings"] if one["name"] == f"job:{job}"]
-    assert [(one["gpu"], one["value"]) for one in clocks] == [(limited[0], [600, 900])]
+    assert [(one["gpu"], one["value"]) for one in clocks] == [(limited[0], locked)]
     cluster.machine.run("scancel", job)
     cluster.wait_state(job, "CANCELLED")
     wait_for(
@@ -370,15 +380,20 @@ def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> Non
     cluster.refusals("fail")
 
 
-def test_refused_clocks_are_the_jobs_error(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("option", "ran"), [("--gpu-clocks=600,900", False), ("--gpu-freq=medium", True)]
+)
+def test_refused_clocks_are_the_jobs_error_or_as_in_slurm_a_warning(
+    cluster: Cluster, option: str, ran: bool
+) -> None:
     """The driver is closed."""
     cluster.machine.run("zeusctl", "quiesce")
-    job = cluster.submit("--gpu-clocks=600,900", body="echo ran")
-    cluster.wait_state(job, "FAILED", "CANCELLED")
+    job = cluster.submit(option, body="echo ran")
+    cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED")
     cluster.machine.run("zeusctl", "resume")
     said = cluster.output(job)
-    assert "GPU limits not applied: --gpu-clocks=600,900: zeusd is quiesced by" in said
-    assert "ran" not in said
+    assert f"GPU limits not applied: {option}: zeusd is quiesced by" in said
+    assert ("ran" in said.splitlines(), cluster.state(job) == "COMPLETED") == (ran, ran)
 
 
 def test_a_step_cannot_ask_for_another_value(cluster: Cluster) -> None:

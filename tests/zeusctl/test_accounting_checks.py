@@ -21,6 +21,7 @@ PROC = "proc /proc proc rw,nosuid{} 0 0\n"
         ("ClusterName=test\n", "", ["slurm"]),
         ("PrologFlags=Alloc # M\xfcller: Contain\n", ",hidepid=2", ["slurm", "processes"]),
         (None, ",hidepid=invisible", ["processes"]),
+        ("PrologFlags=Contain\nGpuFreqDef=medium,memory=high\n", "", ["slurm"]),
     ],
 )
 @pytest.mark.parametrize("place", ["etc/slurm", "run/slurm/conf", "elsewhere"])
@@ -37,7 +38,8 @@ def test_each_problem_is_named(
     found = [*accounting_checks(environment, str(tmp_path), mounts)]
     assert [one.name for one in found] == named
     assert all(one.remedy for one in found)
-    assert "slurm" not in named or found[0].found.startswith(f"{slurm} lacks ")
+    said = "sets GpuFreqDef=medium,memory=high: " if conf and "GpuFreqDef" in conf else "lacks "
+    assert "slurm" not in named or found[0].found.startswith(f"{slurm} {said}")
 
 
 def test_flags_are_read_where_slurm_includes_them_and_a_conf_that_cannot_be_read_is_named(

@@ -11,7 +11,7 @@ from zeus_ipc.checks import on_the_bus
 from zeusctl.commands.allocate import holdings
 from zeusctl.exits import CommandError
 from zeusctl.parts import Devices, Part
-from zeusctl.slurm import SlurmJob, job_of, parts_of
+from zeusctl.slurm import SlurmJob, frequencies, job_of, parts_of
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -22,6 +22,9 @@ class Gpu:
 
     def __init__(self, index: int, minor: int) -> None:
         self.index = index
+        self.name = "Tesla"
+        self.gpu_clock_range_mhz = [135, 1380]
+        self.memory_clocks_mhz = [1215, 810, 405]
         self.uuid = f"GPU-{index}"
         self.pci_address = f"00000000:{0x10 + index:02X}:00.0"
         self.device_file = f"/dev/nvidia{minor}"
@@ -238,3 +241,46 @@ def test_a_run_is_identified_by_sluid_or_else_by_restarts() -> None:
     assert job_of(new) == SlurmJob("7", "sEKNKTV3WPV500", 1000, "sEKNKTV3WPV500")
     with pytest.raises(CommandError, match="Prolog"):
         job_of({})
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "memory"),
+    [
+        ("gpu:900", 900, None),
+        ("gpu:medium,memory=high,verbose", 757, 1215),
+        ("low", 135, None),
+        ("high,memory=low", 1380, 405),
+        ("highm1,memory=highm1", 1365, 810),
+        ("memory=medium", None, 810),
+        ("5,memory=1", 135, 405),
+        ("99999,memory=99999", 1380, 1215),
+        ("memory=500", None, 810),
+    ],
+)
+def test_gpu_freq_is_a_clock_that_the_gpu_has(
+    text: str, gpu: int | None, memory: int | None
+) -> None:
+    gpus = cast("list[GpuInfo]", GPUS[:2])
+    found = {control: (value, some) for control, value, some in frequencies(text, gpus)}
+    wanted = {"gpu_clocks": gpu, "memory_clocks": memory}
+    assert found == {
+        control: ((mhz, mhz), gpus) for control, mhz in wanted.items() if mhz is not None
+    }
+
+
+@pytest.mark.parametrize("text", ["", "900,", "fast", "gpu=900", "memory=", "-5", "9e2", "123456"])
+def test_a_malformed_gpu_freq_is_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="is not a clock; write MHz, low, medium"):
+        [*frequencies(text, cast("list[GpuInfo]", GPUS))]
+
+
+def test_gpus_of_two_products_get_their_own_clocks_and_one_without_is_named() -> None:
+    slow, fast = Gpu(0, 0), Gpu(1, 1)
+    fast.gpu_clock_range_mhz, fast.memory_clocks_mhz = [345, 1980], []
+    gpus = cast("list[GpuInfo]", [slow, fast])
+    assert [*frequencies("high", gpus)] == [
+        ("gpu_clocks", (1380, 1380), [slow]),
+        ("gpu_clocks", (1980, 1980), [fast]),
+    ]
+    with pytest.raises(CommandError, match=r"GPU 1 \(Tesla\): the driver lists no memory clocks"):
+        [*frequencies("memory=high", gpus)]

@@ -21,6 +21,33 @@ def test_slurm_names_the_jobs_gpus(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) ->
     assert ctl("reset", "slurm", "--ceiling", "job:7").code == 0
 
 
+def test_gpu_freq_is_a_lease_of_clocks_on_each_of_the_jobs_gpus(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = ("--simulate", "1xa100-sxm-80,2xa40")
+    with running_daemon(*nodes, gpus=3) as daemon, daemon.client() as client:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+        gpus = client.node().gpus
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{gpus[0].uuid},{gpus[2].uuid}")
+        said = ctl("set", "slurm", "--gpu-freq", "gpu:high,memory=high", "--json", "--", "true")
+        assert said.code == 0, said.err
+        found = {
+            (one["gpu"], one["control"]): one["value"] for one in json.loads(said.err)["settings"]
+        }
+        assert found == {
+            (gpu.index, control): [mhz, mhz]
+            for gpu in (gpus[0], gpus[2])
+            for control, mhz in (
+                ("gpu_clocks", gpu.gpu_clock_range_mhz[1]),
+                ("memory_clocks", max(gpu.memory_clocks_mhz)),
+            )
+        }
+        wait_for(lambda: not client.leases(), "the leases to end with the command")
+        for other in ("--gpu-clocks", "--memory-clocks"):
+            refused = ctl("set", "slurm", "--gpu-freq", "high", other, "900", "--", "true")
+            assert (refused.code, f"{other} has no effect" in refused.err) == (Exit.USAGE, True)
+
+
 def test_slurm_outside_of_a_job_is_reported(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)

@@ -30,7 +30,7 @@ from zeusctl.exits import CommandError, Exit
 from zeusctl.reports import SetReport
 from zeusctl.running import asked_to_end, run, without
 from zeusctl.session import Session, ceiling_option, now, verb
-from zeusctl.slurm import has_mig, slurm_names
+from zeusctl.slurm import frequencies, has_mig, slurm_names
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -70,6 +70,11 @@ def _control_options(command: Callable[..., None]) -> Callable[..., None]:
 @gpus_argument(required=True)
 @command_argument(required=False)
 @_control_options
+@option(
+    "--gpu-freq",
+    "Clocks as Slurm's --gpu-freq names them: 900, medium,memory=high.",
+    metavar="CLOCKS",
+)
 @option("--confirm-within", "Restore unless you confirm within TIME (30s).", Duration())
 @option("--best-effort", "Run COMMAND even if the set fails, with a warning.", bool)
 @option(
@@ -91,6 +96,7 @@ def set_(
     /,
     gpus: str,
     command: tuple[str, ...],
+    gpu_freq: str | None,
     confirm_within: float | None,
     best_effort: bool,
     together: bool,
@@ -118,7 +124,10 @@ def set_(
     controls = {name: value for name, value in wanted.items() if value is not None}
     if gpus == "slurm":
         _refuse_mig_devices()
-    if not controls:
+    if gpu_freq is not None:
+        clocks = ("--gpu-clocks", "--memory-clocks", "--ceiling")
+        without_effect("with --gpu-freq, which names clocks", *clocks)
+    elif not controls:
         options = [f"--{spec.option}" for spec in SPECS.values()]
         raise click.UsageError(
             f"nothing to set; name {', '.join(options[:-1])} or {options[-1]}",
@@ -137,11 +146,15 @@ def set_(
     try:
         chosen = session.gpus(gpus)
         _check_memory_clocks(chosen, controls.get(Control.MEMORY_CLOCKS.value))
-        settings = _apply(session, chosen, controls, together)
+        targets = [(control, value, chosen) for control, value in controls.items()]
+        if gpu_freq is not None:
+            targets += frequencies(gpu_freq, chosen)
+        settings = _apply(session, targets, together)
         if confirm_within is not None:
             _confirm(session, settings, confirm_within)
         if persist:
-            session.client.persist([gpu.uuid for gpu in chosen], list(controls))
+            names = dict.fromkeys(control for control, *_ in targets)
+            session.client.persist([gpu.uuid for gpu in chosen], list(names))
     except Exception as error:
         if not command:
             raise
@@ -229,16 +242,16 @@ def _set_ceiling(
 
 def _apply(
     session: Session,
-    gpus: Sequence[GpuInfo],
-    controls: dict[str, ControlValue],
+    targets: Sequence[tuple[str, ControlValue, Sequence[GpuInfo]]],
     together: bool,
 ) -> list[Setting]:
     """Acquires all leases or none: releases the first ones if a later one fails."""
-    uuids = [gpu.uuid for gpu in gpus]
-    states = session.client.state(uuids).items()
+    every = dict.fromkeys(gpu.uuid for _, _, gpus in targets for gpu in gpus)
+    states = session.client.state([*every]).items()
     before = {uuid: [one.power_limit_mw] for uuid, one in states if one.power_limit_mw is not None}
     settings = []
-    for control, value in controls.items():
+    for control, value, gpus in targets:
+        uuids = [gpu.uuid for gpu in gpus]
         applied = session.client.set(uuids, control, value, together=together)
         was = before if control == Control.POWER_LIMIT.value else {}
         settings += _settings(gpus, control, applied, value, was)

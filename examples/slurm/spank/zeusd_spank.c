@@ -3,7 +3,8 @@
  * It only parses the options and passes them to the node's prolog, as SPANK_GPU_POWER and
  * SPANK_GPU_CLOCKS; there, root sends the request to zeusd. Code that runs in sbatch is the user's, so
  * the prolog checks everything again. A refusal by zeusd is in REFUSED/JOBID when the job begins; the
- * job then fails with that sentence or, with on_refusal=warn, only prints it.
+ * job then fails with that sentence or, with on_refusal=warn, only prints it. Slurm's own --gpu-freq,
+ * which no plugin sees, is the prolog's alone; as in Slurm, its refusal is never more than a warning.
  *
  * plugstack.conf: optional zeusd_spank.so [min=100] [max=500] [on_refusal=fail|warn]
  *
@@ -121,7 +122,7 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
     uint32_t job = 0;
     FILE *file;
     (void)count, (void)arguments;
-    if (spank_context() != S_CTX_REMOTE || (!*power && !*clocks)) return 0;
+    if (spank_context() != S_CTX_REMOTE) return 0;
     if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS) return 0;
     snprintf(path, sizeof path, REFUSED "/%u", job);
     file = fopen(path, "r");
@@ -130,6 +131,6 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
     fclose(file);
     text[strcspn(text, "\n")] = 0;
     fprintf(stderr, "zeusd: GPU limits not applied: %s\n", text);
-    if (!warn_only) _exit(1);
+    if (!warn_only && strncmp(text, "--gpu-freq", 10)) _exit(1);
     return 0;
 }
