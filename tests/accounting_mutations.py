@@ -330,7 +330,7 @@ SLURM = (
     Mutation(
         "without Contain the doctor complains",
         "zeusctl.machine_checks.accounting_checks",
-        never("flags", "is_file"),
+        never("flags"),
         ("tests/zeusctl/test_accounting_checks.py::test_each_problem_is_named",),
     ),
 )
