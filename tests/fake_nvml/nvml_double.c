@@ -937,6 +937,44 @@ int nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(gpu_t *g, const request
     return change_profiles(g, __func__, 0, from_mask(&r->mask, g));
 }
 
+/* Where a GPU of a rack is, what it is part of, and the driver's estimates: from Blackwell on. Others
+ * have no fabric, and succeed in saying so. */
+typedef struct {
+    unsigned version;
+    char guid[16], chassis[16], slot, tray, host, peer_type, module;
+} platform_t;
+int nvmlDeviceGetPlatformInfo(gpu_t *g, platform_t *p) {
+    if (p->version != 0x200002c) return VERSION;
+    ENTER(g);
+    if (g->architecture < 10) return UNSUPPORTED;
+    memcpy(p->guid, "\1\2\0\3", 4);
+    strncpy(p->chassis, "CHASSIS-77", sizeof p->chassis);
+    p->slot = 3, p->tray = 5, p->host = 1, p->peer_type = 1, p->module = 2;
+    return OK;
+}
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique, state, health;
+} fabric_t;
+int nvmlDeviceGetGpuFabricInfoV(gpu_t *g, fabric_t *f) {
+    if (f->version != 0x2000024) return VERSION;
+    ENTER(g);
+    memset(f->cluster, 0, sizeof f->cluster);
+    f->status = f->clique = f->state = f->health = 0;
+    if (g->architecture < 10) return OK;
+    f->cluster[0] = 0xab;
+    f->clique = 32766, f->state = 3, f->health = 0x2a;
+    return OK;
+}
+int nvmlDevicePerfMetricsGetSamples_v1(gpu_t *g, unsigned *samples) {
+    ENTER(g);
+    if (g->architecture < 10) return UNSUPPORTED;
+    memset(samples, 0xff, 42024);
+    *samples = 13;
+    return OK;
+}
+
 /* Not NVML: how a test changes one number of a GPU, as someone else on the node would. The energy
  * up to now is counted at the power up to now. */
 int nvml_double_set(const char *state, int gpu, int64_t offset, int64_t value) {

@@ -8,6 +8,9 @@ questions there are depends on the driver; those below have a meaning for the re
 | `name`, `vbios_version`, `architecture`, `compute_capability`, `pci_device_id` | the product |
 | `memory_mib` | device memory |
 | `uuid`, `serial`, `pci_address` | the board: asked only with `--identify` |
+| `chassis`, `fabric_cluster` | what it is part of: likewise |
+| `platform`, `fabric` | its place in a rack; its part of an NVLink fabric |
+| `performance_samples` | how many estimates of its power at other clocks the driver has |
 | `persistence_mode`, `mig_mode`, `ecc_mode`, `compute_mode`, `power_management_mode` | modes |
 | `power_limit_range_mw`, `default_power_limit_mw` | (smallest, largest); the default |
 | `power_limit_mw`, `enforced_power_limit_mw` | requested by software; in force |
@@ -32,7 +35,7 @@ SENSORS = (
 )
 """Questions that read a sensor."""
 
-IDENTITY = ("uuid", "serial", "pci_address")
+IDENTITY = ("uuid", "serial", "pci_address", "chassis", "fabric_cluster")
 """Questions whose answers identify a board."""
 
 

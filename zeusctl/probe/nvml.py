@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,7 @@ from zeus_ipc.overriding import override
 from zeusctl.probe.backend import BackendGpu, Driver, call_error, called
 from zeusctl.probe.driver import CallError, Clock, NoDriverError, Question, Reading
 from zeusd.devices.nvml.backend import NvmlBackend
-from zeusd.devices.nvml.codes import nvml_error
+from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import driver_text
 
 _GPU, _MODULE, _MEMORY = 0, 1, 2
@@ -26,6 +27,15 @@ FIELDS: dict[str, tuple[int, int]] = {
     "memory_power_average_mw": (185, _MEMORY),
 }
 """Field id and scope of the sensors that are fields (nvml.h)."""
+
+_PLATFORM = ("nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t")
+_FABRIC = ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
+"""Getters, and nvidia-ml-py's structures that they fill."""
+
+_SAMPLES = "nvmlDevicePerfMetricsGetSamples_v1"
+_SAMPLES_WORDS = 1 << 16
+"""nvml.h and nvidia-ml-py disagree about the size of what it fills: 42,024 and 115,344 bytes. So
+its buffer is larger than both, and only the first word is read."""
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of a field's value, by nvmlValueType_t."""
@@ -64,6 +74,46 @@ class NvmlGpu(BackendGpu):
         except CallError as error:
             return dict.fromkeys(names, error)
         return {name: _value(one) for name, one in zip(names, found, strict=True)}
+
+    def _structure(self, getter: str, kind: str) -> Callable[[str], bytes]:
+        """Fills a structure by a getter of the driver, and returns how to read its members:
+        nvidia-ml-py itself makes texts of bytes that are numbers.
+        """
+        import pynvml
+
+        made = getattr(pynvml, kind, None)
+        if made is None:
+            raise CallError(Return.FUNCTION_NOT_FOUND, "this nvidia-ml-py is too old")
+        filled = made()
+        self.call(getter, ctypes.byref(filled))
+        raw = bytes(filled)
+
+        def member(name: str) -> bytes:
+            found = getattr(made, name)
+            return raw[found.offset : found.offset + found.size]
+
+        return member
+
+    def _filled(self, of: tuple[str, str], **members: str) -> Question:
+        """Some members of a structure, by their names in the report."""
+
+        def ask() -> dict[str, int]:
+            read = self._structure(*of)
+            return {name: int.from_bytes(read(one), "little") for name, one in members.items()}
+
+        return Question(of[0], ask)
+
+    def _named(
+        self, of: tuple[str, str], member: str, then: Callable[[bytes], str] = bytes.hex
+    ) -> Question:
+        """A member of a structure that identifies something."""
+        return Question(of[0], lambda: then(self._structure(*of)(member)))
+
+    def _samples(self) -> int:
+        """How many estimates of power and speed at other clocks the driver has."""
+        buffer = (ctypes.c_uint32 * _SAMPLES_WORDS)()
+        self.call(_SAMPLES, buffer)
+        return int(buffer[0])
 
     @override
     def all_questions(self) -> Mapping[str, Question]:
@@ -112,6 +162,24 @@ class NvmlGpu(BackendGpu):
             "power_usage_mw": plain("nvmlDeviceGetPowerUsage"),
             "energy_counter_mj": plain("nvmlDeviceGetTotalEnergyConsumption"),
             "power_samples": plain("nvmlDeviceGetSamples", 0, 0, then=lambda found: len(found[1])),
+            "performance_samples": Question(_SAMPLES, self._samples),
+            "platform": self._filled(
+                _PLATFORM,
+                slot="slotNumber",
+                tray="trayIndex",
+                host="hostId",
+                peer_type="peerType",
+                module="moduleId",
+            ),
+            "fabric": self._filled(
+                _FABRIC, state="state", status="status", clique="cliqueId", health="healthMask"
+            ),
+            "chassis": self._named(
+                _PLATFORM,
+                "chassisSerialNumber",
+                then=lambda found: driver_text(found.partition(b"\0")[0]),
+            ),
+            "fabric_cluster": self._named(_FABRIC, "clusterUuid"),
             **{
                 name: Question(
                     f"nvmlDeviceGetFieldValues({number}, scope {scope})",

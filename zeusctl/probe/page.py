@@ -92,6 +92,7 @@ def _gpu(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:
             if _takes_time(gpu, name)
         ],
     )
+    yield from _place(gpu)
     refused = [answer for answer in gpu.answers.values() if answer.code]
     if refused:
         yield f"  not answered ({len(refused)} of {len(gpu.answers)} reads):"
@@ -113,6 +114,23 @@ def _gpu(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:
         yield from (f"    {doubt.subject}: {doubt.text}" for doubt in gpu.doubts)
     else:
         yield "  the driver's answers do not contradict each other"
+
+
+_FABRIC_STATES = ("none", "not started", "in progress", "completed")
+"""nvmlGpuFabricState_t."""
+
+
+def _place(gpu: ProbedGpu) -> Iterator[str]:
+    """Returns what a GPU is part of, and the driver's estimates."""
+    for name, found in gpu.place.items():
+        if not isinstance(found, dict):
+            yield f"  {name.replace('_', ' ')}: {found}"
+            continue
+        numbers = {one: str(value) for one, value in found.items()}
+        if "state" in found and found["state"] < len(_FABRIC_STATES):
+            numbers["state"] = _FABRIC_STATES[found["state"]]
+        parts = ", ".join(f"{one.replace('_', ' ')} {value}" for one, value in numbers.items())
+        yield f"  {name}: {parts}"
 
 
 def _epoch(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:

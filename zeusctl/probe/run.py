@@ -31,7 +31,10 @@ _PRODUCT = (
     *("name", "vbios_version", "architecture", "compute_capability", "pci_device_id"),
     "memory_mib",
 )
-_SLOW = frozenset({"power_samples", "compute_processes", "graphics_processes"})
+_PLACE = ("platform", "fabric", "performance_samples")
+_SLOW = frozenset(
+    {"power_samples", "performance_samples", "compute_processes", "graphics_processes"}
+)
 """Calls that take milliseconds: they are timed a tenth as often."""
 
 
@@ -227,6 +230,7 @@ def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) ->
         index=index,
         **product,
         modes={name: one for name, one in values.items() if name.endswith("_mode")},
+        place={name: values[name] for name in _PLACE if name in values},
         power_limits=_limits(values),
         clocks=[
             reports.ProbedClocks(memory, sorted(clocks, reverse=True))

@@ -184,16 +184,41 @@ def test_a_gpu_that_cannot_be_opened_is_reported_beside_the_others(
 def test_no_setter_is_called_and_the_report_has_no_board_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stand_in(tmp_path, monkeypatch, {}, {}) as (driver, double):
+    with stand_in(tmp_path, monkeypatch, {"architecture": 10}, {}) as (driver, double):
         report = probe(driver, ProbeTiming(seconds=1, alone_seconds=1, calls=2))
         assert double.calls() == []
         text = report.to_json()
-        for secret in (double.uuid(0), "00000000:07", "hostname", str(Path.home())):
+        for secret in (double.uuid(0), "00000000:07", "CHASSIS", "hostname", str(Path.home())):
             assert secret not in text
         named = probe(driver, ProbeTiming(seconds=1, alone_seconds=1, calls=2, identify=True))
     identity = named.gpus[0].identity
     assert identity is not None
     assert identity.uuid == double.uuid(0)
+    assert (identity.chassis, identity.fabric_cluster) == ("CHASSIS-77", "ab" + "00" * 15)
+    assert named.gpus[1].identity is not None
+    assert named.gpus[1].identity.chassis is None
+
+
+def test_a_gpu_says_what_it_is_part_of_or_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ProbeTiming(seconds=1, alone_seconds=1, calls=1)
+    report = probed(tmp_path, monkeypatch, {"architecture": 10}, {}, plan=plan)
+    rack, alone = report.gpus
+    assert rack.place == {
+        "platform": {"slot": 3, "tray": 5, "host": 1, "peer_type": 1, "module": 2},
+        "fabric": {"state": 3, "status": 0, "clique": 32766, "health": 42},
+        "performance_samples": 13,
+    }
+    assert alone.place == {"fabric": {"state": 0, "status": 0, "clique": 0, "health": 0}}
+    refused = {one.call for one in alone.answers.values() if one.code == 3}
+    assert {"nvmlDeviceGetPlatformInfo", "nvmlDevicePerfMetricsGetSamples_v1"} <= refused
+    page = "\n".join(lines(report))
+    assert "platform: slot 3, tray 5, host 1, peer type 1, module 2" in page
+    assert "fabric: state completed, status 0, clique 32766, health 42" in page
+    assert "fabric: state none" in page
+    text = alone.answers["platform"].text
+    assert f"nvmlDeviceGetPlatformInfo: {text} (3)" in page
 
 
 def test_a_report_reads_back_as_what_it_was(

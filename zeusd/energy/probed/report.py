@@ -75,6 +75,10 @@ class ProbedIdentity:
     uuid: str | None
     serial: str | None
     pci_address: str | None
+    chassis: str | None = None
+    """Serial number of the chassis."""
+    fabric_cluster: str | None = None
+    """UUID of the NVLink fabric, hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,8 @@ class ProbedGpu:
     """The counter at the end, counted from its own epoch."""
     loaded: Loaded | None
     doubts: list[Doubt] = field(default_factory=list)
+    place: dict[str, int | dict[str, int]] = field(default_factory=dict)
+    """Answers of `platform`, `fabric` and `performance_samples`, where the driver has them."""
     identity: ProbedIdentity | None = None
 
     @property
