@@ -224,7 +224,6 @@ OWN = [
         steady(0.3),
         top=True,
         tuned=True,
-        options={"energy_every_s": 1.0},
     ),
 ]
 

@@ -211,7 +211,7 @@ def simulate(  # one loop, for speed
     slower: Callable[[float], float] | None = None,
     cap_mhz: Callable[[float], float] | None = None,
     silent: Callable[[float], bool] | None = None,
-    energy_every_s: float = 0.0,
+    energy_every_s: float = 1.0,
 ) -> Outcome:
     """Serves all requests.
 
@@ -225,7 +225,8 @@ def simulate(  # one loop, for speed
         slower: Factor on compute time over time.
         cap_mhz: Highest effective clock over time.
         silent: Whether statistics stop at a time.
-        energy_every_s: Interval at which the controller gets the board's energy; 0: never.
+        energy_every_s: Interval at which the controller gets the board's energy, as from clock
+            control; 0: never.
     """
     rng = random.Random(seed)
     noise = [math.exp(rng.gauss(0.0, 0.03)) for _ in range(4096)]

@@ -21,13 +21,12 @@ from zeus.serving.receiver import Receiver
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.http_guard import WebServer
-from zeus_ipc.options import FILE, NUMBER, WHOLE, Whole, one_sentence
+from zeus_ipc.options import FILE, Number, Whole, one_sentence, option
 from zeus_ipc.parsing import parse, read_file
 from zeus_ipc.tables import distinct
 
 log = logging.getLogger(__name__)
 
-MOST_MINUTES = 1e6
 Stretch = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RECEIVE_S = 0.02
 """How often messages are taken: far more often than clocks change."""
@@ -40,45 +39,38 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     return path
 
 
-def _output(name: str, text: str, **options: Any) -> Callable[[Any], Any]:
-    """The option of a file that is written at the end."""
-    return click.option(name, type=FILE, callback=_writable, help=text, **options)
+_AT_END: dict[str, Any] = {"callback": _writable}
+"""Of the option of a file that is written at the end."""
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     """The options of both commands."""
     options = (
-        click.option("--slo-ttft", type=NUMBER, required=True, help="Time to first token, s."),
-        click.option(
-            "--slo-tpot", type=NUMBER, required=True, help="Mean time per output token, s."
-        ),
-        click.option(
+        option("--slo-ttft", "Time to first token, s.", float, required=True),
+        option("--slo-tpot", "Mean time per output token, s.", float, required=True),
+        option(
             "--feed",
-            required=True,
-            help="Source of steps: the address of the engine's forward-pass metrics, such as "
+            "Source of steps: the address of the engine's forward-pass metrics, such as "
             "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as "
             "/run/zeus-clocks.sock.",
+            required=True,
         ),
-        click.option(
-            "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
-        ),
-        click.option(
-            "--rank", type=WHOLE, help="Data parallel rank to listen to. [default: the first]"
-        ),
+        option("--gpu gpus", "Index or UUID; once for each GPU.", multiple=True, required=True),
+        option("--rank", "Data parallel rank to listen to. [default: the first]", int),
     )
-    for option in reversed(options):
-        command = option(command)
+    for one in reversed(options):
+        command = one(command)
     return command
 
 
 @click.command()
 @_common
-@click.option("--floor", type=NUMBER, help="Lowest clock, MHz. [default: found by itself]")
-@click.option("--dry-run", is_flag=True, help="Change nothing; log what it would do.")
-@_output("--state", "Store learned step times in this file, and start from it.")
-@click.option("--metrics-port", type=Whole(0, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
-@click.option("--model", default="", help="Label model_name of the metrics.")
-@click.option("--engine", default="0", show_default=True, help="Label engine of the metrics.")
+@option("--floor", "Lowest clock, MHz. [default: found by itself]", float)
+@option("--dry-run", "Change nothing; log what it would do.", bool)
+@option("--state", "Store learned step times in this file, and start from it.", FILE, **_AT_END)
+@option("--metrics-port", "Serve Prometheus metrics on 127.0.0.1.", Whole(0, 65535))
+@option("--model", "Label model_name of the metrics.", default="")
+@option("--engine", "Label engine of the metrics.", default="0")
 def clocks(
     slo_ttft: float,
     slo_tpot: float,
@@ -113,24 +105,19 @@ def clocks(
 
 @click.command()
 @_common
-@click.option("--minutes", type=NUMBER, default=60.0, show_default=True, help="How long to tune.")
-@click.option(
-    "--window", type=NUMBER, default=20.0, show_default=True, help="Length of a window, s."
-)
-@click.option(
-    "--requests",
-    type=WHOLE,
-    default=200,
-    show_default=True,
-    help="Number of requests before a clock is judged.",
-)
-@_output(
+@option("--minutes", "How long to tune.", Number(0, 1e6, min_open=True), 60.0)
+@option("--window", "Length of a window, s.", float, 20.0)
+@option("--requests", "Number of requests before a clock is judged.", int, 200)
+@option(
     "--out",
     "Where to write the profile; `clocks --state` starts from it.",
-    default="clocks.json",
-    show_default=True,
+    FILE,
+    "clocks.json",
+    **_AT_END,
 )
-@_output("--picture", "Where to draw J per token, TTFT and TPOT, such as clocks.svg.")
+@option(
+    "--picture", "Where to draw J per token, TTFT and TPOT, such as clocks.svg.", FILE, **_AT_END
+)
 def tune(
     slo_ttft: float,
     slo_tpot: float,
@@ -157,12 +144,10 @@ def tune(
         made[:] = [Tuner(*arguments, window_s=window, requests=requests, tell=log.info)]
         return made[0]
 
-    if not 0.0 < minutes < MOST_MINUTES:
-        raise click.ClickException(f"--minutes must be a positive number, not {minutes:g}")
     with one_sentence():
         distinct((), (out, picture))
         Tuner([1], slo_ttft, slo_tpot, window_s=window, requests=requests)
-        control = ClockControl(find_gpus(gpus), slo_ttft, slo_tpot, energy=True, policy=make)
+        control = ClockControl(find_gpus(gpus), slo_ttft, slo_tpot, policy=make)
     ended = threading.Event()
     timer = threading.Timer(60.0 * minutes, ended.set)
     timer.daemon = True

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from zeus.serving.clock_fleet import FleetNeed, Needs
-from zeus.serving.clock_load import Queue, RateBound, Step
+from zeus.serving.clock_fleet import FleetNeed, Needs, needed_w
+from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.gpus import Tenants
 from zeus_ipc.client import Client
@@ -34,9 +34,9 @@ from zeus_ipc.errors import (
 from zeus_ipc.prepared import holds
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClockStatus:
-    """The present status.
+    """A status.
 
     Attributes:
         wanted_mhz: Clock that the policy wants.
@@ -52,16 +52,16 @@ class ClockStatus:
         saving: Share of saved energy; see `ClockPolicy.saving`.
         needed_mhz: The clock floor: the highest clock that the objectives needed in the last
             minutes; 0: not known yet.
-        needed_w: Highest power of one GPU in this time: a lower power limit may violate the
-            objectives. In a dry run, the power at the highest clock. NaN: not known.
+        needed_w: Power limit of each GPU that the objectives needed in this time: a lower one may
+            violate them. In a dry run, at the highest clock. NaN: not known.
     """
 
-    wanted_mhz: int
-    set_mhz: int
-    effective_mhz: float
-    working: bool
-    trouble: str
-    changes: int
+    wanted_mhz: int = 0
+    set_mhz: int = 0
+    effective_mhz: float = math.nan
+    working: bool = False
+    trouble: str = ""
+    changes: int = 0
     escapes: int = 0
     ttft_violations: int = 0
     tpot_violations: int = 0
@@ -116,13 +116,8 @@ class ClockControl:
         dry_run: Take no lease and set nothing; log what it would do. Lower clocks are not tried, so
             it assumes the longest possible steps there.
         stretch: Step times from `tune` or an earlier run; see `ClockPolicy`.
-        clocks_mhz: Clocks to choose from; None: those that the GPUs offer.
         path: zeusd's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
         ttl_s: Time for which clocks stay set if this process hangs, s.
-        changes_per_minute: Most changes in any minute.
-        energy: Report the GPUs' energy to the policy once a second, if they have a counter. For
-            comparison the policy then spends some seconds at the highest clock, less and less
-            often.
         policy: Makes the policy; `clock_tune.Tuner` tunes.
 
     Raises:
@@ -139,11 +134,8 @@ class ClockControl:
         floor_mhz: float | None = None,
         dry_run: bool = False,
         stretch: dict[int, float] | None = None,
-        clocks_mhz: Sequence[int] | None = None,
         path: str | os.PathLike[str] | None = None,
         ttl_s: float = TTL_S,
-        changes_per_minute: int = 200,
-        energy: bool = False,
         policy: Callable[..., ClockPolicy] = ClockPolicy,
     ) -> None:
         if not gpus or isinstance(gpus, str):
@@ -151,38 +143,30 @@ class ClockControl:
         if not ttl_s > 0:
             raise ValueError(f"ttl_s must be a positive number of seconds, not {ttl_s!r}")
         ClockPolicy([1], ttft_s, tpot_s, floor_mhz)  # raises now if the objectives are wrong
-        RateBound(1, changes_per_minute)
         self._gpus = list(gpus)
         self._objectives = ttft_s, tpot_s, floor_mhz
         self._stretch = stretch
-        self._clocks = list(clocks_mhz) if clocks_mhz is not None else None
         self._path = path
         self._ttl_s = ttl_s
-        self._most = changes_per_minute
-        self._energy = energy
+        self._energy = True  # whether the GPUs have a counter
         self._energy_ns = 0  # energy was reported until then
         self._tenants = Tenants(self._gpus)
         self._make = policy
         self.dry_run = dry_run
         self._policy: ClockPolicy | None = None
-        self._rate: RateBound | None = None
         self._client: Client | None = None
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._ended = threading.Event()
         self._pid = os.getpid()
-        self._working = False
-        self._trouble = ""
+        self._now = ClockStatus()
         self._refused: str | None = None
         self._lowest = 0
-        self._wanted = self._set = 0
         self._set_s = self._stepped_s = self._beat_s = -math.inf
         self._serving_s = -math.inf  # it has served without a pause since then
-        self._sampled, self._cap = math.nan, math.inf
-        self._changes = 0
+        self._cap = math.inf
         self._needs = Needs()
         self._fleet = FleetNeed(gpus, ttl_s)
-        self._seen = math.nan, math.nan
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._run, name="zeus-serving-clocks", daemon=True)
         self._thread.start()
@@ -200,8 +184,8 @@ class ClockControl:
                 self._serving_s, self._cap = now, math.inf
             self._stepped_s = now
             wanted = policy.step(step._replace(clock_mhz=self._effective()), queue)
-            if wanted != self._wanted:
-                self._wanted = wanted
+            if wanted != self._now.wanted_mhz:
+                self._now.wanted_mhz = wanted
                 self._wake.set()
 
         self._tell(handle)
@@ -209,12 +193,12 @@ class ClockControl:
     def finished(self, ttft_s: float, tpot_s: float) -> None:
         """Handles the end of a request; see `ClockPolicy.finished`. Never raises."""
         self._tell(lambda policy: policy.finished(ttft_s, tpot_s))
-        self._seen = ttft_s, tpot_s
+        self._now.seen_ttft_s, self._now.seen_tpot_s = ttft_s, tpot_s
 
     def seen(self, ttft_s: float, tpot_s: float) -> None:
         """Handles a request's latencies; see `ClockPolicy.seen`. Never raises."""
         self._tell(lambda policy: policy.seen(ttft_s, tpot_s))
-        self._seen = ttft_s, tpot_s
+        self._now.seen_ttft_s, self._now.seen_tpot_s = ttft_s, tpot_s
 
     def drained(self) -> None:
         """Handles that the engine has no request; see `ClockPolicy.drained`. Never raises."""
@@ -232,31 +216,14 @@ class ClockControl:
     def status(self) -> ClockStatus:
         """The present status."""
         with self._guard:
-            status = ClockStatus(
-                wanted_mhz=self._wanted,
-                set_mhz=self._set,
-                effective_mhz=self._sampled,
-                working=self._working,
-                trouble=self._trouble,
-                changes=self._changes,
-                seen_ttft_s=self._seen[0],
-                seen_tpot_s=self._seen[1],
-                needed_mhz=self._needs.clock_mhz,
-                needed_w=self._needs.power_w,
-            )
-            policy = self._policy
-            if policy is None:
-                return status
-            predicted = policy.predict()
-            return replace(
-                status,
-                escapes=policy.escapes,
-                ttft_violations=policy.ttft_violations,
-                tpot_violations=policy.tpot_violations,
-                predicted_tpot_s=predicted.tpot_s,
-                predicted_ttft_s=predicted.ttft_s,
-                saving=policy.saving(),
-            )
+            policy, needs = self._policy, self._needs
+            found = replace(self._now, needed_mhz=needs.clock_mhz, needed_w=needs.power_w)
+            if policy is not None:
+                predicted = policy.predict()
+                found.predicted_tpot_s, found.predicted_ttft_s = predicted.tpot_s, predicted.ttft_s
+                found.ttft_violations, found.tpot_violations = policy.violations
+                found.escapes, found.saving = policy.escapes, policy.saving()
+            return found
 
     @property
     def stretch(self) -> dict[int, float]:
@@ -281,7 +248,7 @@ class ClockControl:
             try:
                 if self._refused is not None:
                     self._leave(f"another tenant uses a GPU: {self._refused}")
-                elif not self._working:
+                elif not self._now.working:
                     if time.monotonic() >= retry_s:
                         self._begin()
                         pause_s = RETRY_S[0]
@@ -320,18 +287,17 @@ class ClockControl:
             client.reset(self._gpus, CONTROL)
         assert self._policy is not None
         with self._guard:
-            self._set = self._policy.highest_mhz
-            self._working = True
-        if self._trouble:
+            self._now.set_mhz = self._policy.highest_mhz
+            self._now.working = True
+        if self._now.trouble:
             log.warning("clocks of the serving engine are set again")
-        self._trouble = ""
+        self._now.trouble = ""
 
     def _offer(self, client: Client, highest: float) -> None:
         clocks = [client.clocks(uuid) for uuid in self._gpus]
         common = set.intersection(*(set(one.gpu_mhz[str(max(one.memory_mhz))]) for one in clocks))
         self._lowest = min(common, default=0)
-        offered = common if self._clocks is None else common & set(self._clocks)
-        usable = [mhz for mhz in offered if mhz <= highest]
+        usable = [mhz for mhz in common if mhz <= highest]
         if not usable:
             raise ZeusIpcError(
                 "the GPUs of this instance have no common clock that may be set; choose GPUs of "
@@ -343,29 +309,27 @@ class ClockControl:
             stretch = {mhz: max(usable) / mhz for mhz in usable}
         policy = self._make(usable, ttft_s, tpot_s, floor_mhz, stretch)
         with self._guard:
-            self._policy, self._wanted = policy, policy.highest_mhz
-            self._rate = RateBound(policy.highest_mhz, self._most)
+            self._policy, self._now.wanted_mhz = policy, policy.highest_mhz
 
     def _look(self) -> None:
         """Asks the policy while idle, sets the clock that it wants, and keeps the lease."""
-        policy, rate, client = self._policy, self._rate, self._client
+        policy, client, status = self._policy, self._client, self._now
         assert policy is not None
-        assert rate is not None
         assert client is not None
         now = time.monotonic()
         with self._guard:
             if now - self._stepped_s > IDLE_S:
-                self._wanted = policy.idle(now)
-            wanted = rate.allowed(now, self._set, self._wanted)
-        if wanted != self._set:
+                status.wanted_mhz = policy.idle(now)
+            wanted, before = status.wanted_mhz, status.set_mhz
+        if wanted != before:
             if not self.dry_run:
                 if wanted == policy.highest_mhz:
                     client.reset(self._gpus, CONTROL, block=False)
                 else:
                     client.set_gpu_clocks(self._gpus, self._lowest, wanted, block=False)
             with self._guard:
-                before, self._set, self._set_s = self._set, wanted, now
-                self._changes += 1
+                status.set_mhz, self._set_s = wanted, now
+                status.changes += 1
             level = logging.INFO if self.dry_run else logging.DEBUG
             verb = "would change" if self.dry_run else "change"
             log.log(level, "clocks %s from %d to %d MHz", verb, before, wanted)
@@ -376,8 +340,7 @@ class ClockControl:
                     raise ZeusIpcError("this process lost its lease on the clocks; see zeusd's log")
             self._tenants.refuse_others(client)
             self._sample(client)
-            if self._energy:
-                self._report_energy(client, policy)
+            self._report_energy(client, policy)
 
     def _sample(self, client: Client) -> None:
         states = [*client.state(self._gpus).values()]
@@ -385,21 +348,23 @@ class ClockControl:
         known = [mhz for mhz in clocks if mhz is not None]
         idle = any((state.throttle_reasons or 0) & IDLE_REASON for state in states)
         now = time.monotonic()
-        watts = max((state.power_mw or 0 for state in states), default=0) / 1000
+        powers = [(one.power_mw, one.power_limit_mw or math.inf) for one in states]
+        watts = needed_w((drawn / 1000, limit / 1000) for drawn, limit in powers if drawn)
+        sampled = float(min(known)) if len(known) == len(self._gpus) else math.nan
         with self._guard:
-            self._needs.seen(now, self._wanted, watts)
-            self._sampled = float(min(known)) if len(known) == len(self._gpus) else math.nan
+            self._needs.seen(now, self._now.wanted_mhz, watts)
+            self._now.effective_mhz = sampled
             # An idle GPU lowers its clock by itself, which does not apply to its next step.
             serving = now - self._stepped_s < IDLE_S and now - self._serving_s > SETTLED_S
-            capped = self._sampled < CAPPED * self._set and now > self._set_s + SETTLED_S
-            self._cap = self._sampled if capped and serving and not idle else math.inf
+            capped = sampled < CAPPED * self._now.set_mhz and now > self._set_s + SETTLED_S
+            self._cap = sampled if capped and serving and not idle else math.inf
         if not self.dry_run:
-            self._fleet.seen(client, now, states)
+            self._fleet.publish(client, now, self._needs.power_w)
 
     def _report_energy(self, client: Client, policy: ClockPolicy) -> None:
         end_ns = time.monotonic_ns() - ENERGY_NS
         begin_ns = self._energy_ns
-        if end_ns - begin_ns < ENERGY_NS:
+        if not self._energy or end_ns - begin_ns < ENERGY_NS:
             return
         self._energy_ns = end_ns
         if end_ns - begin_ns > 10 * ENERGY_NS:
@@ -419,10 +384,10 @@ class ClockControl:
 
     def _effective(self) -> float:
         """The clock at which steps run, MHz, if known."""
-        if self.dry_run or not self._working:
+        if self.dry_run or not self._now.working:
             policy = self._policy
             return float(policy.highest_mhz) if policy is not None else math.nan
-        return min(self._cap, float(self._set))
+        return min(self._cap, float(self._now.set_mhz))
 
     def _tell(self, handle: Callable[[ClockPolicy], object]) -> None:
         """Hands something to the policy; serving continues whatever comes of it."""
@@ -442,7 +407,7 @@ class ClockControl:
         message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
         if isinstance(error, LeaseHeld):
             message = f"another process controls the clocks: {message}"
-        known = bool(self._trouble)
+        known = bool(self._now.trouble)
         self._restore(message, None if isinstance(error, DaemonUnavailable) else self._client)
         if not known:
             log.warning(
@@ -463,9 +428,9 @@ class ClockControl:
     def _restore(self, trouble: str, client: Client | None) -> None:
         """Releases the leases, if zeusd can be asked to: clocks that are set must not stay."""
         with self._guard:
-            self._working, self._trouble = False, trouble
+            self._now.working, self._now.trouble = False, trouble
             if self._policy is not None:
-                self._set = self._policy.highest_mhz
+                self._now.set_mhz = self._policy.highest_mhz
         if client is None or self.dry_run:
             return
         try:

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Sequence
 from zeus_ipc.client import Client
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import LeaseHeld, ZeusIpcError
-from zeus_ipc.replies import GpuState
 
 KEPT_S = 300.0
 """Length of the interval whose highest values count; at most twice this."""
 
 
 class Needs:
-    """The highest wanted clock, and the highest power of a GPU, over some minutes; pure.
+    """The highest wanted clock, and the highest power limit needed, over some minutes; pure.
 
     A power budget's allocator must not go below the power (`zeus_fleet.policies.Job.needs_mw`).
     """
@@ -30,7 +29,7 @@ class Needs:
         self._now = self._before = (0.0, 0.0)
 
     def seen(self, now_s: float, clock_mhz: float, watts: float) -> None:
-        """Adds the clock that the policy wants, and the power of the GPU that draws most; NaN: not
+        """Adds the clock that the policy wants, and the power limit that a GPU needs; NaN: not
         known.
         """
         if not self._began_s <= now_s < self._began_s + KEPT_S:
@@ -45,7 +44,7 @@ class Needs:
 
     @property
     def power_w(self) -> float:
-        """Highest power of one GPU, W; NaN: not known."""
+        """The lowest power limit of each GPU that would have done so, W; NaN: not known."""
         return max(self._before[1], self._now[1]) or math.nan
 
 
@@ -89,23 +88,19 @@ class FleetNeed:
     def __init__(self, gpus: Sequence[str], ttl_s: float) -> None:
         self._gpus = [*gpus]
         self._ttl_s = ttl_s
-        self._needs = Needs()
         self._published_w = 0.0
         self._next_s = -math.inf
         self._holds = False
         self._refused = False
 
-    def seen(self, client: Client, now_s: float, states: Sequence[GpuState]) -> None:
-        """Updates the states of the GPUs.
+    def publish(self, client: Client, now_s: float, watts: float) -> None:
+        """Publishes the need if it is due.
 
         Args:
             client: Client of their zeusd; its heartbeats keep the leases.
             now_s: Time on a monotonic clock, s.
+            watts: Power limit that each GPU needs, W; NaN: not known.
         """
-        known = [(one.power_mw, one.power_limit_mw) for one in states]
-        pairs = [(watts / 1000, limit / 1000) for watts, limit in known if watts and limit]
-        self._needs.seen(now_s, 0.0, needed_w(pairs))
-        watts = self._needs.power_w
         if math.isnan(watts) or (now_s < self._next_s and watts <= 1.02 * self._published_w):
             return
         self._next_s, self._published_w = now_s + PUBLISHED_S, watts

@@ -14,7 +14,7 @@ LEVEL_SHARE = 0.05
 LOWEST_SHARE = 0.3
 """Clocks below this share of the highest are not used."""
 
-MOST, MOST_TOKENS = 1e12, 1e9
+MOST = 1e9
 """Largest plausible number."""
 
 LONGEST_S = 60.0
@@ -216,42 +216,34 @@ RISE, NEAR_FALL, MISS_FALL = 3e-4, 0.015, 0.06
 miss in 50 requests, or one miss in 200: misses often occur in clusters."""
 
 
-class Margin:
-    """The share of one objective that a prediction may use."""
+class Objective:
+    """One objective, its misses, and the share of it that a prediction may use."""
 
-    def __init__(self, objective_s: float) -> None:
-        self._objective_s = objective_s
-        self.value = FIRST
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.margin = FIRST
+        self.violations = 0
 
-    def finished(self, seen_s: float, ours: float) -> None:
-        """One request.
+    def finished(self, seen_s: float, ours: float) -> bool:
+        """Handles a request; returns whether it missed.
 
         Args:
             seen_s: Its latency, s; NaN: not known, so nothing changes.
             ours: Share of the time before in which the clock was below the highest: no margin can
                 avoid misses at the highest clock.
         """
-        if seen_s > NEAR * self._objective_s:
-            fall = MISS_FALL if seen_s > self._objective_s else NEAR_FALL
-            self.value = max(LOWEST, self.value - fall * ours)
+        late = seen_s > self.seconds
+        self.violations += late
+        if seen_s > NEAR * self.seconds:
+            fall = MISS_FALL if late else NEAR_FALL
+            self.margin = max(LOWEST, self.margin - fall * ours)
         elif seen_s >= 0:
-            self.value = min(HIGHEST, self.value + RISE)
+            self.margin = min(HIGHEST, self.margin + RISE)
+        return late
 
-
-class Lost:
-    """Whether the objectives cannot be met at any clock: a large share of requests misses them."""
-
-    ENTER, LEAVE = 0.3, 0.15
-    MEMORY = 40.0
-
-    def __init__(self) -> None:
-        self.share = 0.0
-        self.now = False
-
-    def finished(self, violated: bool) -> None:
-        """One request."""
-        self.share += (violated - self.share) / self.MEMORY
-        self.now = self.share > (self.LEAVE if self.now else self.ENTER)
+    def keeps(self, predicted_s: float, slack: float) -> bool:
+        """Whether a prediction, with this additional margin, keeps it."""
+        return predicted_s <= slack * self.margin * self.seconds
 
 
 WINDOW_S = 60.0

@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from zeus.serving.clock_load import (
     LONGEST_S,
     MOST,
-    MOST_TOKENS,
     Load,
-    Lost,
-    Margin,
+    Objective,
     Prediction,
     Queue,
     RateBound,
@@ -23,7 +21,7 @@ from zeus.serving.clock_load import (
     number,
 )
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
-from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, clock_power, longer_busy
+from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, longer_busy
 
 COLD_STEPS = 100
 """Steps at the highest clock before any other clock."""
@@ -62,6 +60,13 @@ SHORTEST_S = 1e-6
 LATE_S = 1.0
 """Largest age of a number relative to the newest: threads and processes may be out of order."""
 
+LOST, FOUND = 0.3, 0.15
+"""Share of requests that miss an objective above which they cannot be met at any clock, until it is
+below the second again."""
+
+LOST_REQUESTS = 40
+"""Requests that this share is of."""
+
 
 class ClockPolicy:
     """Chooses the lowest clock whose predicted TTFT and TPOT meet their objectives.
@@ -96,7 +101,9 @@ class ClockPolicy:
         self._clocks = levels(clocks_mhz, floor_mhz)
         self.highest_mhz = self._clocks[0]
         self._ratios = [clock / self.highest_mhz for clock in self._clocks]
-        self._ttft_s, self._tpot_s = ttft_s, tpot_s
+        self._ttft, self._tpot = Objective(ttft_s), Objective(tpot_s)
+        self._missed = 0.0  # share of requests
+        self._lost = False  # the objectives cannot be met
         self._find_floor = floor_mhz is None
         self._time = StepTime()
         self._stretch = Stretch(self._ratios)
@@ -105,8 +112,6 @@ class ClockPolicy:
         self._comparison = Comparison()
         self._load = Load()
         self._floor = Floor(self._ratios)
-        self._margin_ttft, self._margin_tpot = Margin(ttft_s), Margin(tpot_s)
-        self._lost = Lost()
         self._rate = RateBound(self.highest_mhz)
         self._level = self._level_before = 0
         self._lowest = len(self._clocks) - 1
@@ -124,9 +129,7 @@ class ClockPolicy:
         self._decoding = 0.0
         self._present = False  # whether there were requests after the last step
         self._ended, self._ended_before = 0, 0
-        self._powered = False
         self.escapes = 0
-        self.ttft_violations = self.tpot_violations = 0
 
     # ------------------------------------------------------------------------------------- inputs
 
@@ -136,9 +139,7 @@ class ClockPolicy:
         """
         begin, end, *counts, oldest = map(number, (*step[:5], *queue))
         if not (
-            begin < end < begin + LONGEST_S
-            and all(0 <= count < MOST_TOKENS for count in counts)
-            and oldest >= 0
+            begin < end < begin + LONGEST_S and all(count >= 0 for count in counts) and oldest >= 0
         ):
             return self._unknown(end)
         prompt, sequences, context, waiting, backlog = counts
@@ -159,8 +160,7 @@ class ClockPolicy:
         r = min(max(r, 0.05), 1.0)
         if prompt or sequences:
             self._learn(end - took, end, took, prompt, sequences, context, r)
-            if self._powered:
-                self._floor.power.step(end - took, end, self._stretch.at(r), clock_power(r))
+            self._floor.step(end - took, end, self._stretch.at(r), r)
         self._below += (passed / (3.0 + passed)) * ((r < 0.995) - self._below)
         left = sequences < self._decoding
         ended = self._ended - (int(self._decoding - sequences) if left else 0)
@@ -185,13 +185,10 @@ class ClockPolicy:
         """Handles a request's latencies if the feed does not know which request: `finished` without
         its end."""
         ours = min(1.0, 2.0 * self._below)
-        ttft_s, tpot_s = number(ttft_s, 0.0), number(tpot_s, 0.0)
-        self._margin_ttft.finished(ttft_s, ours)
-        self._margin_tpot.finished(tpot_s, ours)
-        late_first, late_mean = ttft_s > self._ttft_s, tpot_s > self._tpot_s
-        self.ttft_violations += late_first
-        self.tpot_violations += late_mean
-        self._lost.finished(late_first or late_mean)
+        late_first = self._ttft.finished(number(ttft_s, 0.0), ours)
+        late_mean = self._tpot.finished(number(tpot_s, 0.0), ours)
+        self._missed += ((late_first or late_mean) - self._missed) / LOST_REQUESTS
+        self._lost = self._missed > (FOUND if self._lost else LOST)
 
     def drained(self) -> None:
         """Handles that the engine has no request. Optional: `finished` also shows it. A feed with
@@ -223,11 +220,7 @@ class ClockPolicy:
         """
         begin_s, end_s, joules = map(number, (begin_s, end_s, joules))
         if joules > 0.0 and begin_s < end_s:
-            if not self._powered:
-                self._powered = True  # steps are recorded from now on
-                self._floor.power.begin()
-            else:
-                self._floor.power.energy(begin_s, end_s, joules)
+            self._floor.energy(begin_s, end_s, joules)
 
     # ------------------------------------------------------------------------------------ outputs
 
@@ -235,6 +228,11 @@ class ClockPolicy:
     def clock_mhz(self) -> int:
         """The clock wanted now, MHz."""
         return self._clocks[self._level]
+
+    @property
+    def violations(self) -> tuple[int, int]:
+        """Requests that missed the objective for TTFT, and that for TPOT."""
+        return self._ttft.violations, self._tpot.violations
 
     @property
     def stretch(self) -> dict[int, float]:
@@ -254,7 +252,7 @@ class ClockPolicy:
         """Share of energy saved compared with the highest clock, from the fit of the board's
         energy, for the present clock and load; NaN: too little energy was reported.
         """
-        if self._floor.power.windows < LEAST_WINDOWS:
+        if self._floor.windows < LEAST_WINDOWS:
             return math.nan
         return self._floor.saving(self._level, self._stretch.values, self._busy())
 
@@ -265,7 +263,7 @@ class ClockPolicy:
         now = self._ended_s if math.isnan(now_s) else now_s
         self._ended_s = self._counted_s = now
         self._comparison.cancel()
-        self._floor.power.forget()
+        self._floor.forget()
         self._changed_s = self._down_s = self._lowest_at = -math.inf
         self._over = 0
         now = 0.0 if now is None else now
@@ -358,20 +356,10 @@ class ClockPolicy:
 
     def _keeps(self, level: int, slack: float) -> bool:
         steady, queued, first = self._predict(level)
-        tpot = slack * self._margin_tpot.value * self._tpot_s
-        return (
-            steady <= tpot
-            and queued <= tpot
-            and first <= slack * self._margin_ttft.value * self._ttft_s
-        )
+        return self._tpot.keeps(max(steady, queued), slack) and self._ttft.keeps(first, slack)
 
     def _choose(self, now: float) -> int:
-        if (
-            self._steps < COLD_STEPS
-            or self._floor.power.cold(now)
-            or self._lost.now
-            or now < self._escape_until_s
-        ):
+        if self._steps < COLD_STEPS or self._lost or now < self._escape_until_s:
             return self._go(0, now)
         level = self._level
         if now >= self._lowest_at + 0.5:
@@ -406,7 +394,7 @@ class ClockPolicy:
             self._down_s = now
             lower = level + 1
             known = self._stretch.known
-            last = min(self._lowest, level + int(KNOWN_LEVELS))
+            last = min(self._lowest, level + KNOWN_LEVELS)
             while lower < last and known[lower + 1] and self._keeps(lower + 1, DOWN_SLACK):
                 lower += 1
             return self._go(lower, now)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from operator import mul
 
+from zeus.serving.clock_load import LONGEST_S
 from zeus.serving.clock_model import Kalman
 
 KEPT = 4096
@@ -21,17 +22,8 @@ KEPT = 4096
 NOISE = 0.05
 """Share of a window's energy that the rule does not explain."""
 
-TOP_S = 30.0
-"""Longest time at the highest clock, at intervals, for comparison with lower clocks."""
-
-FIRST_GAP_S = 20.0
-"""Interval between the first two such times; it doubles each time."""
-
-LONGEST_S, MOST_W = 60.0, 1e6
-"""Largest plausible length and energy of a window."""
-
-LEAST_WINDOWS = 10
-"""Windows before which the generic curve is used, and those of a time at the highest clock."""
+LEAST_WINDOWS = 5
+"""Windows before which the generic curve is used."""
 
 WORTH = 0.25
 """Percentage of energy that steps longer by 1 % must save."""
@@ -45,108 +37,6 @@ less per second), and for the highest clock."""
 
 FLAT, VOLTS = 0.55, 0.70
 """Share of the highest clock below which the voltage is constant, and its share there."""
-
-
-class PowerFit:
-    """Splits the board's power into four parts.
-
-    Attributes:
-        parts: Power, in any unit: constant; while busy; for memory that steps read, at the rate of
-            the highest clock; for the highest clock while busy.
-    """
-
-    def __init__(self, generic: Sequence[float]) -> None:
-        self.parts = tuple(generic)
-        self.windows = 0
-        self._enabled = self._looking = False
-        self._gap_s = FIRST_GAP_S
-        self._need = 0
-        self._next_s = self._until_s = -math.inf
-        self._fit: Kalman | None = None
-        self._busy = self._read = self._clocked = 0.0
-        self._times: deque[float] = deque(maxlen=KEPT)
-        self._sums: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
-
-    def step(self, begin_s: float, end_s: float, stretch: float, clock_power: float) -> None:
-        """Adds one step: its time, its stretch, and the clock's share of power, from
-        the function of this name."""
-        times = self._times
-        if times and begin_s <= times[-1]:
-            begin_s = times[-1]
-        else:
-            self._add(begin_s)
-        took = end_s - begin_s
-        if took > 0.0:
-            self._busy += took
-            self._read += took / stretch
-            self._clocked += took * clock_power
-            self._add(end_s)
-
-    def begin(self) -> None:
-        """Announces that energy will be reported from now on."""
-        self._enabled = True
-
-    def cold(self, now_s: float) -> bool:
-        """Whether the highest clock must be measured now."""
-        if not self._enabled:
-            return False
-        if not self._looking and now_s >= self._next_s:
-            self._looking = True
-            self._need, self._until_s = self.windows + LEAST_WINDOWS, now_s + TOP_S
-        elif self._looking and (self.windows >= self._need or now_s >= self._until_s):
-            self._looking = False
-            self._next_s = now_s + self._gap_s
-            self._gap_s *= 2.0
-        return self._looking
-
-    def forget(self) -> None:
-        """Handles that time has gone back."""
-        self._times.clear()
-        self._sums.clear()
-        self._looking = False
-        self._next_s = -math.inf
-
-    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
-        """Adds the board's energy between two instants."""
-        before, after = self._at(begin_s), self._at(end_s)
-        total = end_s - begin_s
-        if before is None or after is None or not 0.05 < total < LONGEST_S:
-            return
-        if joules > MOST_W * total:
-            return
-        x = [total, *(b - a for a, b in zip(before, after, strict=True))]
-        if self._fit is None:
-            scale = joules / sum(map(mul, self.parts, x))
-            theta = [scale * part for part in self.parts]
-            self._fit = Kalman(theta, [(0.6 * scale) ** 2] * 4)
-        self._fit.update(x, joules, (NOISE * joules) ** 2 + 1e-6)
-        self.windows += 1
-        if self.windows >= LEAST_WINDOWS:
-            parts = tuple(max(0.0, value) for value in self._fit.theta)
-            self.parts = parts if parts[0] + parts[1] > 0.0 else self.parts
-
-    def _add(self, time_s: float) -> None:
-        self._times.append(time_s)
-        self._sums.append((self._busy, self._read, self._clocked))
-
-    def _at(self, time_s: float) -> tuple[float, float, float] | None:
-        """Sums until a time; None: no longer known, or not yet."""
-        times, sums = self._times, self._sums
-        if not times or time_s < times[0]:
-            return None
-        after = bisect_left(times, time_s)
-        if after >= len(times):
-            return sums[-1]  # idle since
-        if after == 0:
-            return sums[0]
-        begin, end = times[after - 1], times[after]
-        part = (time_s - begin) / (end - begin)
-        a, b = sums[after - 1], sums[after]
-        return (
-            a[0] + part * (b[0] - a[0]),
-            a[1] + part * (b[1] - a[1]),
-            a[2] + part * (b[2] - a[2]),
-        )
 
 
 def clock_power(r: float) -> float:
@@ -167,11 +57,58 @@ def longer_busy(busy: float, longer: float) -> float:
 
 
 class Floor:
-    """The lowest level worth its time."""
+    """The lowest level worth its time.
+
+    Attributes:
+        windows: Windows of energy so far.
+    """
 
     def __init__(self, ratios: Sequence[float]) -> None:
         self._powers = [clock_power(r) for r in ratios]
-        self.power = PowerFit(GENERIC)
+        # Power, in any unit: constant; while busy; for memory that steps read, at the rate of the
+        # highest clock; for the highest clock while busy.
+        self._parts: tuple[float, ...] = GENERIC
+        self.windows = 0
+        self._fit: Kalman | None = None
+        self._busy = self._read = self._clocked = 0.0
+        self._times: deque[float] = deque(maxlen=KEPT)
+        self._sums: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
+
+    def step(self, begin_s: float, end_s: float, stretch: float, r: float) -> None:
+        """Adds one step: its time, its stretch, and the clock's share of the highest."""
+        times = self._times
+        if times and begin_s <= times[-1]:
+            begin_s = times[-1]
+        else:
+            self._add(begin_s)
+        took = end_s - begin_s
+        if took > 0.0:
+            self._busy += took
+            self._read += took / stretch
+            self._clocked += took * clock_power(r)
+            self._add(end_s)
+
+    def forget(self) -> None:
+        """Handles that time has gone back."""
+        self._times.clear()
+        self._sums.clear()
+
+    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
+        """Adds the board's energy between two instants, J."""
+        before, after = self._at(begin_s), self._at(end_s)
+        total = end_s - begin_s
+        if before is None or after is None or not 0.05 < total < LONGEST_S:
+            return
+        x = [total, *(b - a for a, b in zip(before, after, strict=True))]
+        if self._fit is None:
+            scale = joules / sum(map(mul, GENERIC, x))
+            theta = [scale * part for part in GENERIC]
+            self._fit = Kalman(theta, [(0.6 * scale) ** 2] * 4)
+        self._fit.update(x, joules, (NOISE * joules) ** 2 + 1e-6)
+        self.windows += 1
+        if self.windows >= LEAST_WINDOWS:
+            parts = tuple(max(0.0, value) for value in self._fit.theta)
+            self._parts = parts if parts[0] + parts[1] > 0.0 else self._parts
 
     def level(
         self, stretch: Sequence[float], known: Sequence[bool], busy: float, worth: float = WORTH
@@ -202,6 +139,24 @@ class Floor:
 
     def _energy(self, level: int, stretch: float, busy: float) -> float:
         share = longer_busy(busy, stretch)
-        idle, base, memory, clock = self.power.parts
+        idle, base, memory, clock = self._parts
         busy_power = base + memory / stretch + clock * self._powers[level]
         return max(1e-12, idle + share * busy_power)  # an idle engine, and a fit without idle power
+
+    def _add(self, time_s: float) -> None:
+        self._times.append(time_s)
+        self._sums.append((self._busy, self._read, self._clocked))
+
+    def _at(self, time_s: float) -> tuple[float, ...] | None:
+        """Sums until a time; None: no longer known, or not yet."""
+        times, sums = self._times, self._sums
+        if not times or time_s < times[0]:
+            return None
+        after = bisect_left(times, time_s)
+        if after >= len(times):
+            return sums[-1]  # idle since
+        if after == 0:
+            return sums[0]
+        begin, end = times[after - 1], times[after]
+        part = (time_s - begin) / (end - begin)
+        return tuple(a + part * (b - a) for a, b in zip(sums[after - 1], sums[after], strict=True))

@@ -19,6 +19,7 @@ from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.rows import known
 from zeus_ipc.overriding import override
+from zeus_ipc.text import table as columns
 
 POLICY = 0
 """The arm that stands for the clock policy instead of a static clock."""
@@ -38,6 +39,10 @@ STEP = math.sqrt(2.0)
 
 SETTLE_S = 1.0
 """Start of a window that still serves earlier requests."""
+
+HEAD = (
+    "tokens/s", "clock", "requests", "missed", "J/token", "saving", "TTFT p99", "TPOT p99", "",
+)  # fmt: skip
 
 
 @dataclass
@@ -132,7 +137,7 @@ class Tuner(ClockPolicy):
     def step(self, step: Step, queue: Queue) -> int:
         if 0 <= step.decode_sequences < 1e9:
             self._counted += step.decode_sequences
-        self._relief = queue.oldest_wait_s > RELIEF * self._ttft_s
+        self._relief = queue.oldest_wait_s > RELIEF * self._ttft.seconds
         return super().step(step, queue)
 
     @override
@@ -142,7 +147,7 @@ class Tuner(ClockPolicy):
         if not self._settled() or not (0 <= ttft_s < 1e9 and 0 <= tpot_s < 1e9):
             return
         window.requests += 1
-        window.late += ttft_s > self._ttft_s or tpot_s > self._tpot_s
+        window.late += ttft_s > self._ttft.seconds or tpot_s > self._tpot.seconds
         window.ttft_s.append(ttft_s)
         window.tpot_s.append(tpot_s)
         if self._arm not in (POLICY, self.highest_mhz):
@@ -196,7 +201,7 @@ class Tuner(ClockPolicy):
     def profile(self) -> dict[str, Any]:
         """Result to store: the best clock by load, the report, and the learned step times."""
         return {
-            "objectives": {"ttft_s": self._ttft_s, "tpot_s": self._tpot_s},
+            "objectives": {"ttft_s": self._ttft.seconds, "tpot_s": self._tpot.seconds},
             "stretch": {str(mhz): value for mhz, value in self.stretch.items()},
             "loads": [
                 {
@@ -216,7 +221,7 @@ class Tuner(ClockPolicy):
 
     @override
     def _choose(self, now: float) -> int:
-        if self._steps < 100 or self._lost.now:
+        if self._steps < 100 or self._lost:
             self._begin(now, self.highest_mhz)
             return self._go(0, now)
         if not self._began_s <= now < self._began_s + self._window_s:
@@ -316,20 +321,23 @@ def _p99(values: Iterable[float]) -> float:
 
 def table(rows: Sequence[TuneRow]) -> str:
     """The report as text."""
-    lines = [
-        f"{'tokens/s':>13} {'clock':>9} {'requests':>8} {'missed':>7} {'J/token':>8} "
-        f"{'saving':>7} {'TTFT p99':>9} {'TPOT p99':>9}"
-    ]
+    cells = []
     for row in rows:
         low, high = row.tokens_per_s
-        clock = "policy" if row.clock_mhz == POLICY else f"{row.clock_mhz} MHz"
-        lines.append(
-            f"{low:6.0f}-{high:<6.0f} {clock:>9} {row.requests:8} {row.late:7.2%} "
-            f"{_number(row.joules_per_token, '.3f'):>8} {_number(row.saving, '.1%'):>7} "
-            f"{1e3 * row.ttft_p99_s:6.0f} ms {1e3 * row.tpot_p99_s:6.1f} ms"
-            f"{'  <- lowest that holds' if row.best else ''}"
+        cells.append(
+            (
+                f"{low:.0f}-{high:.0f}",
+                "policy" if row.clock_mhz == POLICY else f"{row.clock_mhz} MHz",
+                row.requests,
+                f"{row.late:.2%}",
+                _number(row.joules_per_token, ".3f"),
+                _number(row.saving, ".1%"),
+                f"{1e3 * row.ttft_p99_s:.0f} ms",
+                f"{1e3 * row.tpot_p99_s:.1f} ms",
+                "<- lowest that holds" if row.best else "",
+            )
         )
-    return "\n".join(lines)
+    return columns(HEAD, cells, left=0, last_left=True)
 
 
 def plot(rows: Sequence[TuneRow], path: Path, ttft_s: float, tpot_s: float) -> None:

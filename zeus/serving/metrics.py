@@ -83,7 +83,7 @@ CLOCKS = (
            "Times that steps took far longer than predicted"),
     Family("Counter", "clock_changes", "", _one("changes"), "Number of clock changes"),
     Family("Gauge", "needed_power_watts", "", _one("needed_w"),
-           "Highest power of one GPU of the instance in the last minutes"),
+           "Power limit that each GPU of the instance needed in the last minutes"),
     Family("Gauge", "energy_saving_ratio", "", _one("saving"),
            "Share of energy saved compared with the highest clock, by a fit of its energy"),
 )
