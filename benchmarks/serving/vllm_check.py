@@ -15,7 +15,6 @@ import vllm_engine
 
 from zeus.serving.front_end import FrontEnd
 from zeus.serving.receiver import Receiver
-from zeus.serving.recorder import InFlight
 from zeus.serving.vllm.probe import MODE_ENV
 from zeus.serving.wire import SOCKET_ENV, Arrival, EngineStep, Finish, Message
 
@@ -95,7 +94,6 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             self.plugin = EnergyStatLogger(vllm_config, engine_index)
             self.plugin._recorder = _Rows(said.rows)
-            self.plugin._clock = InFlight()
             said.front = self.plugin._front_end
 
         def record(self, scheduler_stats=None, iteration_stats=None, *more, **named) -> None:

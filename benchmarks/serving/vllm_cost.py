@@ -209,7 +209,7 @@ def _engine(home: Path, sequences: int, hidden: int, layers: int) -> Generator[A
     name = yield None
     while True:
         name = yield run(name)
-        if probe.silent.failed or probe._recorder.dropped:
+        if probe.failed or probe._recorder.dropped:
             sys.exit(f"the probe failed, or nobody listened: {probe._recorder.dropped} dropped")
 
 

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from zeus.serving.clock_requests import RequestFeed as RequestFeed
     from zeus.serving.ledger import Ledger as Ledger
     from zeus.serving.recorder import Recorder as Recorder
-    from zeus.serving.rows import RequestEnergy as RequestEnergy
-    from zeus.serving.rows import Settlement as Settlement
-    from zeus.serving.rows import Totals as Totals
     from zeus.serving.wire import Arrival as Arrival
     from zeus.serving.wire import EngineStep as EngineStep
     from zeus.serving.wire import Finish as Finish
@@ -45,11 +42,8 @@ __all__ = [
     "Ledger",
     "Queue",
     "Recorder",
-    "RequestEnergy",
     "RequestFeed",
-    "Settlement",
     "Step",
-    "Totals",
 ]
 
 __getattr__ = lazily(
@@ -63,10 +57,7 @@ __getattr__ = lazily(
         "Ledger": "ledger",
         "Queue": "clock_load",
         "Recorder": "recorder",
-        "RequestEnergy": "rows",
         "RequestFeed": "clock_requests",
-        "Settlement": "rows",
         "Step": "clock_load",
-        "Totals": "rows",
     },
 )

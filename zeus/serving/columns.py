@@ -49,6 +49,12 @@ class Updates(Columns):
     clock_mhz: Floats
     """NaN: unknown."""
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, float, int, int, float]]) -> Updates:
+        """Updates from at least one row, each with the fields of one update."""
+        begin, end, joules, first, last, clock = map(np.array, zip(*rows, strict=True))
+        return cls(begin, end, joules, first, last, clock)
+
     @property
     def length_s(self) -> Floats:
         """Length of each update, s."""

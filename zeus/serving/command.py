@@ -12,15 +12,14 @@ from zeus.serving.clock_command import clocks, tune
 from zeus.serving.rows import BY, IDLE
 from zeus.utils.lazy import needed
 from zeus_ipc import __version__
-from zeus_ipc.options import FILE, one_sentence
+from zeus_ipc.options import FILE, one_sentence, option
 from zeus_ipc.tables import distinct
 
-_idle = click.option(
+_idle = option(
     "--idle",
-    type=click.Choice(IDLE),
-    default=IDLE[0],
-    show_default=True,
-    help="Idle energy: exclude it, add it in proportion to own energy, or charge the owner.",
+    "Idle energy: exclude it, add it in proportion to own energy, or charge the owner.",
+    IDLE,
+    IDLE[0],
 )
 
 METHODS = ("regression", "tokens")
@@ -33,19 +32,18 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--steps", type=FILE, required=True, help="The engine's steps, CSV or Parquet.")
-@click.option("--energy", type=FILE, required=True, help="The sensor's updates, CSV or Parquet.")
-@click.option("--out", type=FILE, required=True, help="One row per request, CSV or Parquet.")
-@click.option("--totals", type=FILE, required=True, help="Sums, JSON.")
-@click.option(
+@option("--steps", "The engine's steps, CSV or Parquet.", FILE, required=True)
+@option("--energy", "The sensor's updates, CSV or Parquet.", FILE, required=True)
+@option("--out", "One row per request, CSV or Parquet.", FILE, required=True)
+@option("--totals", "Sums, JSON.", FILE, required=True)
+@option(
     "--method",
-    type=click.Choice(METHODS),
-    default=METHODS[0],
-    show_default=True,
-    help="Method of attribution; tokens divides each step by tokens, for comparison.",
+    "Method of attribution; tokens divides each step by tokens, for comparison.",
+    METHODS,
+    METHODS[0],
 )
 @_idle
-@click.option("--tenants", type=FILE, help="File with columns request,tenant: add sums per tenant.")
+@option("--tenants", "File with columns request,tenant: add sums per tenant.", FILE)
 def replay(
     steps: Path,
     energy: Path,
@@ -75,29 +73,28 @@ def replay(
 
 
 @main.command()
-@click.option("--model", default="", help="Name of the model, for metrics and the log.")
-@click.option(
-    "--engine",
-    "engines",
-    multiple=True,
-    help="NAME=GPU,GPU: an engine and its GPUs, by index or UUID; may be repeated. "
+@option("--model", "Name of the model, for metrics and the log.", default="")
+@option(
+    "--engine engines",
+    "NAME=GPU,GPU: an engine and its GPUs, by index or UUID; may be repeated. "
     "Default: engine 0 on all GPUs.",
+    multiple=True,
 )
-@click.option("--socket", help="Socket that receives steps. Default: $ZEUS_SERVING_SOCKET.")
-@click.option("--log", "log_path", type=FILE, help="Append settled requests as JSON lines.")
-@click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
-@click.option("--weights", type=FILE, help="File that keeps the fit's weights for the next start.")
-@click.option(
+@option("--socket", "Socket that receives steps. Default: $ZEUS_SERVING_SOCKET.")
+@option("--log log_path", "Append settled requests as JSON lines.", FILE)
+@option("--listen", "HOST:PORT for /energy/{request id} and /metrics.", default="")
+@option("--weights", "File that keeps the fit's weights for the next start.", FILE)
+@option(
     "--feed",
+    "Address of forward-pass metrics; they give energy by phase, not by request.",
     default="",
-    help="Address of forward-pass metrics; they give energy by phase, not by request.",
 )
-@click.option(
+@option(
     "--otlp",
+    "Send spans and hw.energy to this address, such as http://localhost:4318.",
     default="",
-    help="Send spans and hw.energy to this address, such as http://localhost:4318.",
 )
-@click.option("--front-end", is_flag=True, help="Steps come from vLLM with ZEUS_SERVING=stats.")
+@option("--front-end", "Steps come from vLLM with ZEUS_SERVING=stats.", bool)
 def serve(engines: tuple[str, ...], **options: Any) -> None:
     """Keep the ledger of an engine on this node until Ctrl-C.
 
@@ -112,21 +109,11 @@ def serve(engines: tuple[str, ...], **options: Any) -> None:
 
 @main.command()
 @click.argument("logs", type=FILE, nargs=-1, required=True)
-@click.option(
-    "--by",
-    type=click.Choice(BY),
-    default="model",
-    show_default=True,
-    help="Group by this.",
-)
+@option("--by", "Group by this.", BY, "model")
 @_idle
-@click.option(
-    "--join",
-    is_flag=True,
-    help="Add rows of the same request in logs of prefill and decode servers.",
-)
-@click.option("--csv", "as_table", is_flag=True, help="Print CSV.")
-@click.option("--plot", type=FILE, help="Also write a chart: .png, .svg or .pdf.")
+@option("--join", "Add rows of the same request in logs of prefill and decode servers.", bool)
+@option("--csv as_table", "Print CSV.", bool)
+@option("--plot", "Also write a chart: .png, .svg or .pdf.", FILE)
 def report(
     logs: tuple[Path, ...], by: str, idle: str, join: bool, as_table: bool, plot: Path | None
 ) -> None:
@@ -143,8 +130,8 @@ def report(
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
-@click.option("--gpu", "gpus", multiple=True, help="A GPU by index or UUID; default: all.")
-@click.option("--json", "path", type=FILE, help="Result file to add energy to.")
+@option("--gpu gpus", "A GPU by index or UUID; default: all.", multiple=True)
+@option("--json path", "Result file to add energy to.", FILE)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) -> None:
     """Run a benchmark and add joules, joules per token and watts to its JSON result.

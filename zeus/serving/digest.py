@@ -86,7 +86,7 @@ class Digest:
         self._count = 0
         self._seen: list[Seen] = []
         self.idle_j = 0.0
-        """Energy of updates without a step; the owner of the digest may reset it."""
+        """Energy of updates without a step in this period."""
 
     def add(self, steps: StepColumns) -> None:
         """Adds steps that ended after all earlier ones."""
@@ -152,7 +152,7 @@ class Digest:
     def restart(self) -> None:
         """Starts another period."""
         self._rows, self._count, self._seen = [], 0, []
-        self._block_s = BLOCK_S
+        self._block_s, self.idle_j = BLOCK_S, 0.0
 
     # ------------------------------------------------------------------------------- internals
 

@@ -376,48 +376,34 @@ def _best_cut(a: Floats, y: Floats, w: Floats) -> int | None:
     if count < 2 * LEAST_BUSY:
         return None
     edges = np.unique(np.linspace(0, count, min(BLOCKS, count // 20) + 1).astype(int))
-    gram, right, own = _squares(a, y, w, edges)
-    pull = gram[-1].diagonal().copy()
-    one = _unexplained(gram[-1], right[-1], own[-1], pull)
-    best: tuple[float, int] | None = None
-    for number in range(1, edges.size - 1):
-        if min(edges[number], count - edges[number]) < LEAST_BUSY:
-            continue
-        two = _unexplained(gram[number], right[number], own[number], pull) + _unexplained(
-            gram[-1] - gram[number], right[-1] - right[number], own[-1] - own[number], pull
-        )
-        if best is None or two < best[0]:
-            best = two, number
+    best = int(np.argmin(_unexplained_by_two(a, y, w, edges)[:-1]))
+    low, high = int(edges[max(0, best - 1)]), int(edges[best + 1])
+    edges = np.unique([0, *range(low, high + 1), count])  # each update near the best one
+    unexplained = _unexplained_by_two(a, y, w, edges)
+    best = int(np.argmin(unexplained[:-1]))
     # Chance alone explains about two per column; a cut must explain much more than that.
-    chance = 4 * a.shape[1] / count
-    if best is None or one - best[0] < (GAIN + chance) * one:
-        return None
-    return _refined(a, y, w, edges, best[1], pull)
+    one, chance = unexplained[-1], 4 * a.shape[1] / count
+    return int(edges[best]) if one - unexplained[best] >= (GAIN + chance) * one else None
 
 
-def _squares(a: Floats, y: Floats, w: Floats, edges: Ints) -> tuple[Floats, Floats, Floats]:
-    """Gram matrices, right-hand sides and sums of squares of all that is before each edge."""
+def _unexplained_by_two(a: Floats, y: Floats, w: Floats, edges: Ints) -> Floats:
+    """What fits before and after each edge leave; at the last one, one fit. Infinity: too near to
+    an end."""
     parts = [slice(begin, end) for begin, end in pairwise([0, *edges.tolist()])]
-    gram = [_gram(a[part], w[part]) for part in parts]
-    right = [a[part].T @ (w[part] * y[part]) for part in parts]
-    own = [(w[part] * y[part] ** 2).sum() for part in parts]
-    return np.cumsum(gram, axis=0), np.cumsum(right, axis=0), np.cumsum(own)
+    gram = np.cumsum([_gram(a[part], w[part]) for part in parts], axis=0)
+    right = np.cumsum([a[part].T @ (w[part] * y[part]) for part in parts], axis=0)
+    own = np.cumsum([(w[part] * y[part] ** 2).sum() for part in parts])
+    pull = np.diag(CUT_RIDGE * gram[-1].diagonal() + 1e-12)
 
+    def left(gram: Floats, right: Floats, own: float) -> float:
+        theta = np.linalg.solve(gram + pull, right)
+        return max(0.0, float(own - 2 * theta @ right + theta @ gram @ theta))
 
-def _unexplained(gram: Floats, right: Floats, own: float, pull: Floats) -> float:
-    theta = np.linalg.solve(gram + np.diag(CUT_RIDGE * pull + 1e-12), right)
-    return max(0.0, float(own - 2 * theta @ right + theta @ gram @ theta))
-
-
-def _refined(a: Floats, y: Floats, w: Floats, edges: Ints, number: int, pull: Floats) -> int:
-    """The best cut near an edge: where the other side's weights begin to have the smaller error."""
-    low, high = int(edges[max(0, number - 2)]), int(edges[min(edges.size - 1, number + 2)])
-    ridge = np.diag(CUT_RIDGE * pull + 1e-12)
-    errors = []
-    for side in (slice(0, low + 1), slice(high - 1, None)):
-        theta = _solved(a[side], y[side], w[side], ridge)
-        errors.append(w[low:high] * (y[low:high] - a[low:high] @ theta) ** 2)
-    before = np.concatenate([[0], np.cumsum(errors[0])])
-    after = np.concatenate([[0], np.cumsum(errors[1])])
-    cut = low + int(np.argmin(before + after[-1] - after))
-    return min(max(cut, LEAST_BUSY), y.size - LEAST_BUSY)
+    found = np.full(edges.size, np.inf)
+    found[-1] = left(gram[-1], right[-1], own[-1])
+    whole = gram[-1], right[-1], own[-1]
+    for n in np.flatnonzero(np.minimum(edges, y.size - edges) >= LEAST_BUSY):
+        before = gram[n], right[n], own[n]
+        after = (one - other for one, other in zip(whole, before, strict=True))
+        found[n] = left(*before) + left(*after)
+    return found

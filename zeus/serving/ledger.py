@@ -2,7 +2,7 @@
 
     ledger = Ledger(["GPU-..."])
     ledger.step(EngineStep("0", 1, begin_ns, end_ns, ["a", "b"], [True, False], [512, 1], [0, 830]))
-    ledger.sample(sample)         # of zeusd's stream; or ledger.update(...) of another sensor
+    ledger.sample(sample)         # of zeusd's stream; or ledger.add_updates(...) of another sensor
     ledger.finish("a", tenant="search")
     ledger.poll(now_ns)           # provisional figures of finished requests; final ones each hour
     ledger.settle()               # the rest
@@ -96,10 +96,8 @@ class Ledger:
         self._digest = Digest()
         self._requests = Requests()
         self._steps: list[EngineStep] = []
-        self._updates: list[tuple[int, int, float, int, int, float]] = []
         self._finished: list[tuple[int, str, str, str]] = []
         self._foreign: list[Interval] = []
-        self._early: list[Settlement] = []
         self._number = 0
         self._end_ns = -(2**62)  # end of the newest step
         self._settled_ns: int | None = None
@@ -172,38 +170,8 @@ class Ledger:
             self.clock_hz = one.gpu_clock_mhz * 1e6
         self.meter.sample(one)
 
-    def update(
-        self,
-        begin_ns: int,
-        end_ns: int,
-        joules: float,
-        seen_begin_ns: int | None = None,
-        seen_end_ns: int | None = None,
-        clock_mhz: float = math.nan,
-    ) -> None:
-        """Adds an update of the sensor. Updates must be sorted by time and must not overlap.
-
-        Args:
-            begin_ns: Its start, on the clock of the steps.
-            joules: Its energy for all of this time.
-            seen_begin_ns: Start of the measured part; None: the start of the update.
-            seen_end_ns: End of the measured part; None: the end of the update.
-            clock_mhz: Effective clock of the GPU; NaN: unknown.
-
-        Raises:
-            ValueError: It ends before it starts.
-        """
-        if not begin_ns < end_ns:
-            raise ValueError(
-                f"an update must end after it begins, not at {end_ns} after {begin_ns}"
-            )
-        first = begin_ns if seen_begin_ns is None else seen_begin_ns
-        last = end_ns if seen_end_ns is None else seen_end_ns
-        self._updates.append((begin_ns, end_ns, float(joules), first, last, float(clock_mhz)))
-
     def add_updates(self, updates: Updates) -> None:
-        """Adds many updates at once."""
-        self._flush()
+        """Adds updates of a sensor, sorted by time and without overlap."""
         self._digest.add_updates(updates)
 
     def finish(self, request: str, tenant: str = "", group: str = "") -> None:
@@ -236,13 +204,14 @@ class Ledger:
         """Does the periodic work.
 
         Returns:
-            Requests whose energy became known or changed: provisional ones, or, when an hour was
-            settled, its final ones; and then the hour's totals.
+            Requests whose energy became known or changed: provisional ones, or, when a period was
+            settled, its final ones; and then the period's totals. A period is an hour, or shorter
+            with too many unfinished requests.
         """
         until_ns = now_ns - LAG_NS - (WAIT_NS if self._front_end else 0)
         if self._settled_ns is None:
             self._settled_ns = until_ns
-        if until_ns - self._settled_ns >= PERIOD_NS:
+        if until_ns - self._settled_ns >= PERIOD_NS or self._requests.full:
             self._settled_ns = until_ns
             done = self.settle(until_ns)
             return done.rows, done.totals
@@ -258,8 +227,6 @@ class Ledger:
             Finished requests whose last step is covered; each once.
         """
         self._condense(until_ns)
-        if self._requests.full:
-            self._early.append(self._settle(final=False))
         wanted = np.array(self._requests.newly_done(), np.int64)
         if not wanted.size:
             return []
@@ -283,25 +250,26 @@ class Ledger:
             data.
         """
         self._condense(until_ns)
-        settled = [*self._early, self._settle(final=until_ns is None)]
-        self._early = []
-        totals = Totals()
-        for one in settled:
-            totals.add(one.totals)
-        rows = self._stated([row for one in settled for row in one.rows])
-        done = Settlement(rows, totals, settled[-1].fit)
+        what = self._digest.condensed()
+        fitted = fit(what.seen, len(what.clocks_mhz), self._prior(what.clocks_mhz))
+        if not fitted.refusal:
+            self.weights = learned_weights(self.weights, fitted, what.seen, what.clocks_mhz)
+        foreign = [*self._foreign, *find_foreign(what.seen)]
+        totals = self._requests.charge(split(what, fitted), foreign)
+        rows = self._stated(self._requests.take(METHOD, final=until_ns is None))
+        self._foreign = []
+        self._digest.restart()
+        self.totals.add(totals)
+        self.residual = fitted.residual
         known = [row for row in rows if not row.refused]
         joules = math.fsum(row.joules for row in known)
         if joules > 0:
             errors = (math.hypot(row.uncertainty_j, row.rule_uncertainty_j) for row in known)
             self.uncertainty = math.fsum(errors) / joules
-        if done.fit is not None:
-            self.residual = done.fit.residual
         _count(self._final, rows)
         self._final["idle"] += totals.idle_j
         self._provisional = dict.fromkeys(PHASES, 0.0)
-        self._digest.idle_j = 0.0
-        return done
+        return Settlement(rows, totals, fitted)
 
     def energy(self, request: str) -> RequestEnergy | None:
         """A request's energy; None: it has not finished, or finished too long ago."""
@@ -329,8 +297,9 @@ class Ledger:
     # -------------------------------------------------------------------------------- internals
 
     def _condense(self, until_ns: int | None) -> None:
-        for update in self.meter.updates():
-            self.update(*update)
+        updates = self.meter.updates()
+        if updates is not None:
+            self._digest.add_updates(updates)
         self._flush()
         done = self._digest.advance(until_ns)
         if done is not None:
@@ -344,12 +313,8 @@ class Ledger:
         self._finished = later
 
     def _flush(self) -> None:
-        """Turns new steps and updates into columns."""
-        steps, updates = self._steps, self._updates
-        self._steps, self._updates = [], []
-        if updates:
-            begin, end, joules, first, last, clock = map(np.array, zip(*updates, strict=True))
-            self._digest.add_updates(Updates(begin, end, joules, first, last, clock))
+        """Turns new steps into columns."""
+        steps, self._steps = self._steps, []
         if steps:
             counts = [len(one.ids) for one in steps]
             columns = StepColumns(
@@ -367,19 +332,6 @@ class Ledger:
         self._decodes |= not steps.prefill.all()
         self._contexts |= bool(steps.context[~steps.prefill].any())
         self._digest.add(by_end(steps))
-
-    def _settle(self, *, final: bool) -> Settlement:
-        what = self._digest.condensed()
-        fitted = fit(what.seen, len(what.clocks_mhz), self._prior(what.clocks_mhz))
-        if not fitted.refusal:
-            self.weights = learned_weights(self.weights, fitted, what.seen, what.clocks_mhz)
-        foreign = [*self._foreign, *find_foreign(what.seen)]
-        totals = self._requests.charge(split(what, fitted), foreign)
-        rows = self._requests.take(METHOD, final=final)
-        self._foreign = []
-        self._digest.restart()
-        self.totals.add(totals)
-        return Settlement(rows, totals, fitted)
 
     def _prior(self, clocks_mhz: Sequence[float]) -> Floats | None:
         return nearest_weights(self.weights, clocks_mhz)

@@ -7,6 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from zeus.serving.columns import Updates
+
 if TYPE_CHECKING:
     from zeus_ipc.replies import Sample
 
@@ -48,11 +52,11 @@ class Meter:
             mhz = one.gpu_clock_mhz
             self._lead[t_ns] = math.nan if mhz is None else float(mhz), one.seen_ns
 
-    def updates(self) -> list[tuple[int, int, float, int, int, float]]:
-        """Updates that all GPUs cover, each once, as arguments of `Ledger.update`."""
+    def updates(self) -> Updates | None:
+        """Updates that all GPUs cover, each once; None: there are none."""
         found: list[tuple[int, int, float, int, int, float]] = []
         if not self._gpus:
-            return found
+            return None
         lead, *others = (self._points[gpu] for gpu in self._gpus)
         while len(lead) >= 2 and all(points and points[-1][0] >= lead[1][0] for points in others):
             (begin_ns, before_j), (end_ns, after_j) = lead[0], lead[1]
@@ -67,16 +71,11 @@ class Meter:
                     points.popleft()
             first = begin_ns if seen_ns is None else max(begin_ns, end_ns - seen_ns)
             found.append((begin_ns, end_ns, max(0.0, joules), first, end_ns, clock))
-        return found
+        return Updates.of(found) if found else None
 
 
 def _at(points: deque[tuple[int, float]], t_ns: int) -> float:
     """Energy at an instant, between two samples."""
-    before = points[0]
-    for point in points:
-        if point[0] >= t_ns:
-            span = point[0] - before[0]
-            share = (t_ns - before[0]) / span if span else 1.0
-            return before[1] + share * (point[1] - before[1])
-        before = point
-    return before[1]
+    instants_ns, joules = zip(*points, strict=True)
+    first_ns = instants_ns[0]
+    return float(np.interp(t_ns - first_ns, [at_ns - first_ns for at_ns in instants_ns], joules))

@@ -9,8 +9,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgpack
 
@@ -28,8 +28,6 @@ from zeus.serving.wire import (
 )
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 MOST_AHEAD = 64
 """Most steps in flight; with more, ends were missed, and the oldest are dropped. Also most messages
@@ -262,47 +260,23 @@ class _Listener:
             self._socket = connection
 
 
-class InFlight(Generic[T]):
-    """Steps in flight, first in, first out: engines that schedule ahead start a step before the
-    previous one has ended."""
+class EngineProbe:
+    """Code in an engine that does it no harm: after a failure it logs one warning, and stops.
 
-    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._clock_ns = clock_ns
-        self._steps: deque[tuple[int, T]] = deque(maxlen=MOST_AHEAD)
+    It has the steps in flight, first in, first out: engines that schedule ahead start a step before
+    the previous one has ended.
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def now_ns(self) -> int:
-        """The time."""
-        return self._clock_ns()
-
-    def begin(self, begin_ns: int, what: T) -> None:
-        """Adds a step that started."""
-        self._steps.append((begin_ns, what))
-
-    def under_way(self) -> Iterator[T]:
-        """The data of the steps in flight."""
-        return (what for _, what in self._steps)
-
-    def end(self) -> tuple[int, int, T] | None:
-        """Removes the oldest step, which ended; returns its start, end and data; None: none is in
-        flight."""
-        if not self._steps:
-            return None
-        begin_ns, what = self._steps.popleft()
-        return begin_ns, self._clock_ns(), what
-
-
-class Silent:
-    """Runs a probe's code without harm to the engine: after a failure it logs one warning, and
-    the probe stops."""
+    Args:
+        name: The engine, for the warning.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.failed = False
+        self.now_ns: Callable[[], int] = time.monotonic_ns
+        self._steps: deque[tuple[int, Any]] = deque(maxlen=MOST_AHEAD)
 
-    def __call__(self, work: Callable[..., None], *arguments: object) -> None:
+    def silent(self, work: Callable[..., None], *arguments: object) -> None:
         """Runs `work`, unless it failed before."""
         if self.failed:
             return
@@ -317,6 +291,22 @@ class Silent:
                 error,
             )
 
+    def begin(self, begin_ns: int, what: Any) -> None:
+        """Adds a step that started, and data about it."""
+        self._steps.append((begin_ns, what))
+
+    def under_way(self) -> list[Any]:
+        """The data of the steps in flight."""
+        return [what for _, what in self._steps]
+
+    def end(self) -> tuple[int, int, Any] | None:
+        """Removes the oldest step, which ended; returns its start, end and data; None: none is in
+        flight."""
+        if not self._steps:
+            return None
+        begin_ns, what = self._steps.popleft()
+        return begin_ns, self.now_ns(), what
+
 
 PROBE = "_zeus_probe"
 """Attribute of an engine's object that holds its probe."""
@@ -326,7 +316,7 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: 
     """Wraps a method of an engine's class once, so that a probe learns of its calls.
 
     Args:
-        make: Makes the probe of an object of the class, with `silent` and `in_flight`.
+        make: Makes the probe of an object of the class, an `EngineProbe`.
         before: The probe's method that gets the arguments of a call; empty: none.
         after: The probe's method that gets the call's start, ns (0 if it has one before), and its
             result; empty: none.
@@ -334,7 +324,7 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: 
     method = getattr(owner, name)
     if hasattr(method, PROBE):
         return
-    attaching = Silent(owner.__name__)
+    attaching = EngineProbe(owner.__name__)
 
     def attach(engine: Any) -> None:
         setattr(engine, PROBE, make(engine))
@@ -342,7 +332,7 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: 
     def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
         probe = getattr(self, PROBE, None)
         if probe is None:
-            attaching(attach, self)
+            attaching.silent(attach, self)
             probe = getattr(self, PROBE, None)
         if probe is None:
             return method(self, *arguments, **options)
@@ -350,7 +340,7 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: 
         if before:
             probe.silent(getattr(probe, before), *arguments, *options.values())
         else:
-            begin_ns = probe.in_flight.now_ns()
+            begin_ns = probe.now_ns()
         result = method(self, *arguments, **options)
         if after:
             probe.silent(getattr(probe, after), begin_ns, result)

@@ -30,22 +30,22 @@ PREFIX = "zeus_serving_"
 _registered: set[str] = set()
 
 
-def register(url: str, registry: Any = None, every_s: float = EVERY_S) -> Relay | None:
-    """Adds the ledger's metrics to a registry; a second call with the same URL does nothing.
+def register(url: str, registry: Any = None) -> Relay | None:
+    """Adds the ledger's metrics to a registry, once for each URL. Never raises into an engine.
 
     Args:
         url: Address of `python -m zeus.serving serve --listen`.
         registry: A `CollectorRegistry`; None: `prometheus_client.REGISTRY`.
-        every_s: Period of fetching, s.
-
-    Raises:
-        ImportError: prometheus_client is not installed.
     """
     if url in _registered:
         return None
-    home = needed("prometheus_client", "metrics", "metrics")
-    relay = Relay(url, every_s)
-    (home.REGISTRY if registry is None else registry).register(relay)
+    try:
+        home = needed("prometheus_client", "metrics", "metrics")
+        relay = Relay(url)
+        (home.REGISTRY if registry is None else registry).register(relay)
+    except Exception as error:  # noqa: BLE001 - never raise into an engine
+        log.warning("the engine's metrics do not include energy: %s", error)
+        return None
     _registered.add(url)
     return relay
 
@@ -53,9 +53,8 @@ def register(url: str, registry: Any = None, every_s: float = EVERY_S) -> Relay 
 class Relay:
     """A collector of another process's metrics; see `register`."""
 
-    def __init__(self, url: str, every_s: float = EVERY_S) -> None:
+    def __init__(self, url: str) -> None:
         self._url = f"{url.rstrip('/')}/metrics"
-        self._every_s = every_s
         self._parse = needed(
             "prometheus_client.parser", "metrics", "metrics"
         ).text_string_to_metric_families
@@ -82,15 +81,5 @@ class Relay:
                     text = answer.read(MOST_BYTES).decode()
                 found = [one for one in self._parse(text) if one.name.startswith(PREFIX)]
             self._families = found
-            if self._ended.wait(self._every_s):
+            if self._ended.wait(EVERY_S):
                 return
-
-
-def register_from_environment() -> None:
-    """Like `register`, with the URL of `$ZEUS_SERVING_METRICS`. Never raises into an engine."""
-    url = os.environ.get(URL_ENV)
-    if url:
-        try:
-            register(url)
-        except Exception as error:  # noqa: BLE001 - never raise into the engine
-            log.warning("the engine's metrics do not include energy: %s", error)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from zeus.serving.rows import Totals
+from zeus.serving.rows import Joules, Totals
 from zeus_ipc.tables import Nanoseconds, Seconds, read_lines
 from zeus_ipc.text import table as columns
 
@@ -23,11 +23,6 @@ COLUMNS = (
     "requests", "refused", "joules", "idle_j", "j_per_output_token", "mean_j", "p50_j", "p95_j",
     "uncertainty_pct", "method",
 )  # fmt: skip
-
-Joules = Annotated[
-    float, Field(ge=-1e-3, le=1e30, allow_inf_nan=False, description="an energy in J, at least 0")
-]
-"""Differences of sums may be a little below 0."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +49,10 @@ class LogRow:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """Sums of a period; see `Totals`."""
-
-    measured_j: Joules
-    requests_j: Joules
-    idle_j: Joules
-    unattributed_j: Joules
-
-
-@dataclass(frozen=True)
 class LogTotals:
     """The end of a period in a log."""
 
-    settled: Settled
+    settled: Totals
 
 
 @dataclass
@@ -143,11 +128,9 @@ def read(
     pending: dict[str, float] = {}
     for _, entry in _entries(paths):
         if isinstance(entry, LogTotals):
-            settled = entry.settled
-            for name, joules in vars(settled).items():
-                setattr(totals, name, getattr(totals, name) + joules)
+            totals.add(entry.settled)
             for name, share in _idle_shares(pending, idle).items():
-                groups.setdefault(name, Sums()).idle_j += share * settled.idle_j
+                groups.setdefault(name, Sums()).idle_j += share * entry.settled.idle_j
             pending = {}
             continue
         whole = joined.get(entry.request)

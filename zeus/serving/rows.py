@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 if TYPE_CHECKING:
     from zeus.serving.fit import Fit
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 
 NEVER = "no sensor update covers its steps"
 
+Joules = Annotated[
+    float, Field(ge=-1e-3, le=1e30, allow_inf_nan=False, description="an energy in J, at least 0")
+]
+"""Differences of sums may be a little below 0."""
 
 IDLE = ("exclude", "proportional", "owner")
 """Treatment of idle energy: exclude it, add it to the requests in proportion to their own energy,
@@ -122,12 +128,12 @@ class Totals:
         dummy_j: Part of `idle_j` in steps without a request.
     """
 
-    measured_j: float = 0.0
-    requests_j: float = 0.0
-    idle_j: float = 0.0
-    unattributed_j: float = 0.0
-    startup_j: float = 0.0
-    dummy_j: float = 0.0
+    measured_j: Joules = 0.0
+    requests_j: Joules = 0.0
+    idle_j: Joules = 0.0
+    unattributed_j: Joules = 0.0
+    startup_j: Joules = 0.0
+    dummy_j: Joules = 0.0
 
     def add(self, other: Totals) -> None:
         """Adds another span's energy."""

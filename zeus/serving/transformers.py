@@ -16,7 +16,7 @@ import logging
 import time
 from typing import Any
 
-from zeus.serving.recorder import InFlight, Recorder, Silent, wrap
+from zeus.serving.recorder import EngineProbe, Recorder, wrap
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,12 @@ def install(recorder: Any = None) -> bool:
     return True
 
 
-class BatchProbe:
+class BatchProbe(EngineProbe):
     """Records one processor's batches."""
 
     def __init__(self, processor: Any, recorder: Any) -> None:
-        self.silent = Silent("transformers")
+        super().__init__("transformers")
         self._processor = processor
-        self.in_flight: InFlight[Any] = InFlight()
         self._recorder = recorder
         self._states: list[Any] = []
         self._known: set[str] = set()
@@ -71,11 +70,11 @@ class BatchProbe:
             tokens.append(length)
             context.append(before)
             states.append(state)
-        self.in_flight.begin(begin_ns, (names, prefill, tokens, context, states))
+        self.begin(begin_ns, (names, prefill, tokens, context, states))
 
     def ended(self, *more: object) -> None:
         """Handles the tokens of a batch."""
-        found = self.in_flight.end()
+        found = self.end()
         self._states = []
         if found is not None:
             begin_ns, end_ns, (names, prefill, tokens, context, self._states) = found

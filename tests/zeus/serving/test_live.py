@@ -27,13 +27,14 @@ from tests.zeus.serving.server import PRIOR, serve, step_of
 from zeus.serving import digest as digest_module
 from zeus.serving import ledger as ledger_module
 from zeus.serving import recorder as recorder_module
+from zeus.serving import relay as relay_module
 from zeus.serving import service as service_module
 from zeus.serving.ledger import Ledger
 from zeus.serving.meter import Meter
 from zeus.serving.metrics import EnergyCollector
 from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
-from zeus.serving.relay import register, register_from_environment
+from zeus.serving.relay import register
 from zeus.serving.service import Service, Shared, StoredWeights, run
 from zeus.serving.wire import (
     Arrival,
@@ -351,11 +352,13 @@ def test_a_meter_adds_gpus_on_the_updates_of_the_first():
 
     found = meter.updates()
 
-    assert [one[:2] for one in found] == [(n * 100 * MS, (n + 1) * 100 * MS) for n in range(1, 10)]
-    assert [one[2] for one in found] == pytest.approx([6.0] * 9)
-    assert [one[1] - one[3] for one in found] == 4 * [25 * MS] + 5 * [100 * MS]
-    assert all(one[5] == 1500 for one in found)
-    assert meter.updates() == []
+    assert found is not None
+    assert found.begin_ns.tolist() == [n * 100 * MS for n in range(1, 10)]
+    assert found.end_ns.tolist() == [n * 100 * MS for n in range(2, 11)]
+    assert found.joules == pytest.approx([6.0] * 9)
+    assert (found.end_ns - found.seen_begin_ns).tolist() == 4 * [25 * MS] + 5 * [100 * MS]
+    assert (found.clock_mhz == 1500).all()
+    assert meter.updates() is None
 
 
 def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
@@ -368,9 +371,11 @@ def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
     meter.sample(published("x", 2100 * MS, 9_000_000, 9, None))  # late: already known
     second = meter.updates()
 
-    assert math.fsum(one[2] for one in [*first, *second]) == pytest.approx(8.0)
-    assert second[0][0] == 2000 * MS
-    assert all(math.isnan(one[5]) for one in first)
+    assert first is not None
+    assert second is not None
+    assert first.joules.sum() + second.joules.sum() == pytest.approx(8.0)
+    assert second.begin_ns[0] == 2000 * MS
+    assert np.isnan(first.clock_mhz).all()
 
 
 # ----------------------------------------------------------------------------------------- ledger
@@ -702,13 +707,12 @@ def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
     service = Service(str(tmp_path / "socket"), ledgers, FakeSensors(), collector=collector)
     web = WebServer("127.0.0.1", 0, service.respond)
     engines = prometheus.CollectorRegistry()
-    relay = register(f"http://127.0.0.1:{web.server_port}", engines, every_s=0.05)
+    monkeypatch.setattr(relay_module, "EVERY_S", 0.2)
+    relay = register(f"http://127.0.0.1:{web.server_port}", engines)
     try:
         assert relay is not None
         wait_for(lambda: b"zeus_serving_tokens_total" in prometheus.generate_latest(engines), "it")
         assert register(f"http://127.0.0.1:{web.server_port}", engines) is None
-        monkeypatch.setenv("ZEUS_SERVING_METRICS", f"http://127.0.0.1:{web.server_port}")
-        register_from_environment()  # it is there already
         web.close()
         wait_for(lambda: not prometheus.generate_latest(engines), "an end of what is unknown")
     finally:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tests.zeus.serving.batches import TakesBatches
-from zeus.serving.recorder import InFlight
 from zeus.serving.vllm.probe import Probe, install
 from zeus.serving.vllm.stats import EnergyStatLogger
 
@@ -91,10 +90,10 @@ class Played:
         assert install(Scheduler)
         scheduler = Scheduler()
         probe = scheduler._zeus_probe = Probe(scheduler, self.probed)
-        probe.in_flight = InFlight(clock)
+        probe.now_ns = clock
         monkeypatch.setenv("ZEUS_SERVING", "stats")
         logger = EnergyStatLogger(SimpleNamespace())
-        logger._recorder, logger._clock = self.logged, InFlight(clock)
+        logger._recorder, logger._probe.now_ns = self.logged, clock
         for event in lines:
             self.event = event
             if event["event"] == "arrived":
@@ -120,8 +119,8 @@ class Played:
                         finished_requests=[SimpleNamespace(**one) for one in event["finished"]]
                     ),
                 )
-        assert not probe.silent.failed
-        assert not logger._silent.failed
+        assert not probe.failed
+        assert not logger._probe.failed
         for row in logger._front_end.ready(2**62):
             self.logged.step(*row)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from zeus.serving.recorder import MOST_AHEAD, InFlight, Recorder, Silent, wrap
+from zeus.serving.recorder import MOST_AHEAD, EngineProbe, Recorder, wrap
 from zeus.serving.wire import pack_request
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def install(scheduler: Any) -> bool:
     return True
 
 
-class Probe:
+class Probe(EngineProbe):
     """Records one scheduler's steps.
 
     Args:
@@ -75,8 +75,7 @@ class Probe:
     """
 
     def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
-        self.silent = Silent("vLLM")
-        self.in_flight: InFlight[Any] = InFlight()
+        super().__init__("vLLM")
         self._requests = getattr(scheduler, "requests", {})
         self._recorder = recorder or Recorder(_engine(scheduler), hold=True)
         self._known: dict[str, str] = {}  # external names
@@ -109,12 +108,12 @@ class Probe:
         planned = output.num_scheduled_tokens
         if not planned:
             self._recorder.flush()  # the next step may be far away
-            self.in_flight.begin(begin_ns, None)
+            self.begin(begin_ns, None)
             return
         expected = self._expected
-        derived = self._derived and not self._recorder.starts and len(self.in_flight) < MOST_AHEAD
+        derived = self._derived and not self._recorder.starts and len(self._steps) < MOST_AHEAD
         if derived and not self._left and planned == expected:
-            self.in_flight.begin(begin_ns, (planned, ()))
+            self.begin(begin_ns, (planned, ()))
             return
         # New requests are the last ones; where others are new, the step is not derived.
         joined = list(islice(reversed(planned), max(0, len(planned) - len(expected))))
@@ -128,13 +127,13 @@ class Probe:
         if whole:
             # Tokens of a step in flight may still be rejected, unless each has one.
             self._plain = self._plain + 1 if plain else 0
-            self._derived = self._plain > len(self.in_flight)
+            self._derived = self._plain > len(self._steps)
         if whole or not plain:
             self._recorder.flush()  # earlier steps must not wait for one that may be longer
             self._expected = dict.fromkeys(planned, 1)
         left, self._left = self._left, []
         rows = left, *self._rows(joined), tokens, whole
-        self.in_flight.begin(begin_ns, (planned, rows))
+        self.begin(begin_ns, (planned, rows))
 
     def _rows(self, ids: list[str]) -> tuple[bytes, list[int]]:
         """The packed requests, and the tokens of each that are computed by the step's end."""
@@ -157,11 +156,11 @@ class Probe:
         self._names.add(name)
         self._known[one] = name
         self._packed[one] = pack_request(name, prompt, self._pack)
-        return name, self.in_flight.now_ns(), prompt
+        return name, self.now_ns(), prompt
 
     def ended(self, *output: object) -> None:
         """Handles a step's output."""
-        found, self._ended = self.in_flight.end(), {}
+        found, self._ended = self.end(), {}
         self._count = len(self._requests)
         if found is not None and found[2] is not None:
             begin_ns, end_ns, (self._ended, rows) = found
@@ -190,7 +189,7 @@ class Probe:
         one."""
         if not self._gone:
             return
-        ahead = [what[0] for what in self.in_flight.under_way() if what]
+        ahead = [what[0] for what in self.under_way() if what]
         kept = []
         for one, name in self._gone:
             if any(one in step for step in ahead):

@@ -14,8 +14,8 @@ import os
 from typing import Any
 
 from zeus.serving.front_end import Finished, FrontEnd
-from zeus.serving.recorder import InFlight, Recorder, Silent
-from zeus.serving.relay import register_from_environment
+from zeus.serving.recorder import EngineProbe, Recorder
+from zeus.serving.relay import URL_ENV, register
 from zeus.serving.vllm.probe import MODE_ENV
 
 log = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
     """Records one engine's steps from the front end's statistics."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self._silent = Silent("vLLM's statistics")
-        self._clock: InFlight[None] = InFlight()
+        self._probe = EngineProbe("vLLM's statistics")
         self._front_end = FrontEnd()
         self._recorder: Recorder | None = None
-        register_from_environment()
+        if url := os.environ.get(URL_ENV):
+            register(url)
         if os.environ.get(MODE_ENV) != "stats":
             return
         servers = getattr(getattr(vllm_config, "parallel_config", None), "_api_process_count", 1)
@@ -60,7 +60,7 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
     ) -> None:
         """Called by vLLM after each step."""
         if self._recorder is not None:
-            self._silent(self._record, scheduler_stats, iteration_stats)
+            self._probe.silent(self._record, scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
         """Called by vLLM once."""
@@ -75,7 +75,7 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
             return
         finished = [_finished(one) for one in getattr(iteration_stats, "finished_requests", ())]
         ended = [one for one in finished if one is not None]
-        now_ns = self._clock.now_ns()
+        now_ns = self._probe.now_ns()
         # The scheduler no longer counts requests of the step that it ended.
         running = int(getattr(scheduler_stats, "num_running_reqs", 0) or 0) + len(ended)
         names = self._front_end.iteration(now_ns, running, ended)
