@@ -574,6 +574,7 @@ class Client(Closing):
         name: str = "",
         device: str = "gpu",
         by_method: bool = False,
+        gpus: Sequence[str] = (),
     ) -> Usage:
         """Reads who used how much energy in each interval.
 
@@ -585,6 +586,7 @@ class Client(Closing):
             name: Only of the job or pod of this name, or of the run with this SLUID.
             device: `gpu`, or `cpu`: energy of CPU packages.
             by_method: A sum for each method, whose bounds are of one kind.
+            gpus: UUIDs; empty: all.
         """
         arguments: dict[str, Any] = {
             "edges": list(edges),
@@ -593,6 +595,7 @@ class Client(Closing):
             "name": name,
             "device": device,
             "by_method": by_method,
+            "gpus": list(gpus),
         }
         sums: list[UsageSum] = []
         while True:
@@ -633,7 +636,7 @@ class Client(Closing):
             page = self._ask(operations.AUDIT, after=after, before=before, limit=size)
             records = [*page.records, *records]
             if len(page.records) < size or len(records) >= limit:
-                return AuditRecords(records=records, dropped=page.dropped)
+                return page.model_copy(update={"records": records})
             before = records[0].number
 
     def metrics(self) -> Metrics:

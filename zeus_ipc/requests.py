@@ -137,6 +137,8 @@ class Domain(str, Enum):
     """Bits of nvmlClocksEventReasons."""
     POWER_LIMIT = "power_limit"
     """The limit in force, mW."""
+    GAP = "gap"
+    """Time without any reading, ms, before one that came late."""
 
 
 PAUSE = 2
@@ -508,6 +510,8 @@ class GetUsage(_Request):
     """Energy of GPUs, or of CPU packages."""
     name: Annotated[str, Field(max_length=320)] = ""
     """Only of the job or pod of this name, or of the run with this SLUID; `by` must be its kind."""
+    gpus: Annotated[list[Uuid], Field(max_length=64)] = []
+    """Only of these GPUs; empty: of all."""
     by_method: bool = False
     """Whether to return a sum for each method; each has bounds of one basis."""
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0

@@ -33,6 +33,7 @@ VERBS = {
     "record": "record",
     "plot": "plot",
     "energy": "energy",
+    "receipt": "receipt",
     "allocate": "allocate",
     "deallocate": "allocate",
     "allocations": "allocate",

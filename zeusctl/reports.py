@@ -244,6 +244,14 @@ class DoctorReport(Report, name="doctor"):
     checks: list[Check]
 
 
+class ComparisonReport(Report, name="comparison"):
+    """`zeusctl receipt --compare`."""
+
+    comparable: bool
+    reasons: list[str]
+    """Why not."""
+
+
 class AuditReport(Report, name="audit"):
     """`zeusctl audit`."""
 
@@ -263,11 +271,13 @@ class Failed(Report, name="error"):
 
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     """What makes each published JSON schema, including those of probe and exercise."""
+    from zeus_ipc import receipts
     from zeusctl.exercise import report as exercise
     from zeusd.energy.probed import report as probe
 
     return {
         **{name: partial(_schema, kind, kind.SCHEMA) for name, kind in REPORTS.items()},
+        "receipt": partial(_schema, receipts.Receipt, receipts.SCHEMA),
         "probe": partial(_schema, probe.ProbeReport, probe.SCHEMA),
         "exercise": partial(_schema, exercise.ExerciseReport, exercise.SCHEMA),
     }

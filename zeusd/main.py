@@ -120,7 +120,8 @@ class Daemon:
             self._engine.start()
             opened.callback(self._engine.close)
             self._audit_file = AuditFile(settings.state_dir, boot)
-            self._audit_file.load(self._engine.core.audit_log)
+            core = self._engine.core
+            self._audit_file.load(core.audit_log, core.node.started_ns)
             opened.callback(self._save_audit_log)
             opened.callback(self._server.stop)
             self._opened = opened.pop_all()

@@ -431,6 +431,10 @@ int nvmlDeviceGetName(gpu_t *g, char *to, unsigned size) {
     ENTER(g);
     return copy(to, size, g->name);
 }
+int nvmlDeviceGetVbiosVersion(gpu_t *g, char *to, unsigned size) {
+    ENTER(g);
+    return copy(to, size, "92.00.45.00.03");
+}
 static gpu_t *parent_of(const void *handle, int *number);
 int nvmlDeviceGetUUID(gpu_t *g, char *to, unsigned size) {
     char name[96];

@@ -9,6 +9,7 @@ from zeus.monitor.power import (
     PowerMonitor,
     infer_counter_update_period,
 )
+from zeus.monitor.receipts import receipt
 from zeus.monitor.temperature import TemperatureMonitor
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "Window",
     "ZeusMonitor",
     "infer_counter_update_period",
+    "receipt",
 ]

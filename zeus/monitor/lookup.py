@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
+from zeus.exceptions import ZeusArgumentError, ZeusBaseError, ZeusdError, from_ipc
 from zeus.monitor.measurement import EndedWindow, Measurement
 from zeus.utils.warn import warn
 from zeus_ipc.circuit import WAIT_S, bounded, not_before, unanswered
@@ -33,6 +33,7 @@ from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
+    from zeus_ipc.receipts import Receipt
     from zeus_ipc.replies import WindowEnergies
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,7 @@ class WindowLookup:
         measurement = Measurement.__new__(Measurement)
         measurement.time = (end_ns - begin_ns) / 1e9
         measurement._pending = EndedWindow(self, key, begin_ns, end_ns, aligned)
+        measurement._window = self, begin_ns, end_ns
         self._unread.append(weakref.ref(measurement))
         if self.wake is None:
             self._start()
@@ -198,6 +200,17 @@ class WindowLookup:
             read.end_ns = self.clock_ns()
         if pending.error is not None and wanted._pending is not None:
             raise pending.error
+
+    def receipt(self, begin_ns: int, end_ns: int) -> Receipt:
+        """Makes the receipt of a window, see `zeus.monitor.receipt`."""
+        from zeus_ipc.evidence import make_receipt
+
+        if self._client is None:
+            raise ZeusArgumentError("no GPU was measured, so there is no receipt")
+        try:
+            return make_receipt(self._client, begin_ns, end_ns, [*self._gpus.values()])
+        except ZeusIpcError as error:
+            raise from_ipc(error) from error
 
     def between_reads(self, pending: EndedWindow) -> list[Measurement]:
         """Divides a window that has just ended in this thread by its waits for energies: measures

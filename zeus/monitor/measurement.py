@@ -64,7 +64,9 @@ class Measurement:
             later. With a `strict` monitor, access raises `ZeusBaseError` instead.
     """
 
-    __slots__ = ("__weakref__", "_cpu", "_dram", "_gpu", "_pending", "_uncertainty", "time")
+    __slots__ = (
+        *("__weakref__", "_cpu", "_dram", "_gpu", "_pending", "_uncertainty", "_window", "time"),
+    )
 
     soc_energy: None = None
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]] = {
@@ -82,6 +84,7 @@ class Measurement:
     ) -> None:
         self.time = time
         self._pending: EndedWindow | None = None
+        self._window: tuple[WindowLookup, int, int] | None = None
         self._fill(gpu_energy, cpu_energy, dram_energy, gpu_uncertainty)
 
     def _fill(

@@ -42,6 +42,11 @@ class UsageSum(Message):
     """When it ceased to hold its last; 0: it still holds one, or that is unknown."""
     workload: str = ""
     """Of a process: the job, pod, service or container that it belongs to."""
+    first_ms: int = 0
+    """By job, pod, account or process: when in the interval it was charged first, UTC; 0: days
+    that are kept as a whole."""
+    last_ms: int = 0
+    """The same for the end of the last charge."""
 
 
 class Usage(Message):
@@ -55,6 +60,8 @@ class Usage(Message):
     """The GPUs' counters for each interval: the sums add up to them if nothing is excluded."""
     begins_s: int | None
     """The first day in the ledger, UTC; None: it is empty."""
+    settled_ms: int = 0
+    """Time until which all of the GPUs' energy is charged, UTC; 0: nothing is in this boot."""
 
 
 class Deallocated(Message):

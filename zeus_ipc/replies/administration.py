@@ -145,7 +145,7 @@ class AuditRecord(Message):
     """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
     lease_ended, lease_expired, restore_failed, restore_forgotten, restore_clamped, outside_change,
     refused, quiesced, resumed, revoked, gpu_found, gpu_lost,
-    gpu_returned, driver_changed."""
+    gpu_returned, driver_changed, restarted: zeusd, at `last_ns`, without records since `t_ns`."""
     warning: bool
     """Whether someone should investigate it."""
     gpu: str | None = None
@@ -176,3 +176,5 @@ class AuditRecords(Message):
     """The oldest first."""
     dropped: int
     """Number of older records that are no longer kept."""
+    complete_ns: int = 0
+    """CLOCK_MONOTONIC time since which no record is missing."""

@@ -61,6 +61,8 @@ class GpuInfo(Message):
     device_file: str = ""
     """Such as `/dev/nvidia3`, whose number is not always the index; empty: unknown."""
     name: str
+    vbios: str = ""
+    """Version of its firmware; empty: unknown."""
     architecture: int
     """NVML's number: 4 Pascal, 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
     memory_mib: int
@@ -72,6 +74,8 @@ class GpuInfo(Message):
     power_limit_default_mw: int | None
     power_limit_site_mw: int | None
     """The site limit: by default a restore writes it."""
+    power_limit_configured: bool = False
+    """Whether zeusd.toml has the site limit; if not, it is the value that zeusd found."""
     power_limit_highest_mw: int | None = None
     """The highest value that a client may set: the lowest of the site limit and all ceilings."""
     gpu_clock_range_mhz: list[int] = []

@@ -296,7 +296,10 @@ class Administration:
             record if admin or record.uid == peer.uid else public(record)
             for record in self._out.audit_log.newest(request.after, request.before, request.limit)
         ]
-        return AuditRecords(records=records, dropped=self._out.audit_log.dropped)
+        audit_log = self._out.audit_log
+        return AuditRecords(
+            records=records, dropped=audit_log.dropped, complete_ns=audit_log.complete_ns
+        )
 
     def _metrics(self, connection: ClientState, request: GetMetrics) -> None:
         ticket = self._out.ticket(partial(self._measured, connection, request.id))

@@ -29,12 +29,14 @@ class AuditLog:
 
     Attributes:
         owner_of: The user to whom a uid belongs: records of subordinate uids count as the owner's.
+        complete_ns: Since when no record is missing.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.failing: dict[tuple[str | None, str | None], int] = {}
         self.owner_of: Callable[[int], int] = lambda uid: uid
+        self.complete_ns = 0
         self._records: dict[int, AuditRecord] = {}
         self._numbers: defaultdict[int | None, deque[int]] = defaultdict(deque)
         # The number of the newest record of each control, and of each warning.
@@ -78,7 +80,8 @@ class AuditLog:
         if len(self._records) > KEPT:
             some = (one for one in self._numbers.values() if one)
             most = max(some, key=lambda one: (len(one), -one[0]))
-            del self._records[most.popleft()]
+            dropped = self._records.pop(most.popleft())
+            self.complete_ns = max(self.complete_ns, dropped.last_ns)
 
     def _follow(self, t_ns: int, event: str, where: tuple[str | None, str | None]) -> None:
         if event == "restore_failed":
@@ -137,7 +140,12 @@ class AuditLog:
         """All records, for the next zeusd."""
         return [record.model_dump(exclude_unset=True) for record in self._records.values()]
 
-    def load(self, records: Iterable[dict[str, Any]]) -> None:
+    def restarted(self, saved_ns: int, now_ns: int) -> None:
+        """Adds the record of a restart: nothing is known of the time since the last save."""
+        self.note(saved_ns, Note("restarted", {}))
+        vars(self._records[self._next - 1]).update(last_ns=now_ns)
+
+    def load(self, records: Iterable[dict[str, Any]], complete_ns: int = 0) -> None:
         """Adds the records that an earlier zeusd of this boot has dumped, before the present ones.
 
         Raises:
@@ -152,6 +160,7 @@ class AuditLog:
         self._newest.clear()
         self._warnings.clear()
         self.failing.clear()
+        self.complete_ns = max(self.complete_ns, complete_ns)
         for record in earlier:
             self._keep(record)
         for record in present:

@@ -111,6 +111,11 @@ class Bounds:
         return self._site.highest_mw
 
     @property
+    def configured(self) -> bool:
+        """Whether the site configured the target."""
+        return self._site.pinned
+
+    @property
     def persisted(self) -> bool:
         """Whether an administrator chose the target (see `requests.Persist`)."""
         return PERSISTED in self.ceilings

@@ -161,6 +161,7 @@ class Requests:
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
             known["power_limit_site_mw"] = machine.bounds.site_limit_mw
+            known["power_limit_configured"] = machine.bounds.configured
             known["power_limit_highest_mw"] = machine.bounds.highest()[0]
             known["power_limit_enforced"] = machine.bounds.active
         return info.model_copy(update=known)

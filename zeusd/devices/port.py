@@ -205,6 +205,9 @@ class Backend(Protocol):
     def name(self, gpu: Handle) -> str:
         """Product name."""
 
+    def vbios(self, gpu: Handle) -> str:
+        """Version of its firmware."""
+
     def pci_address(self, gpu: Handle) -> str:
         """`00000000:07:00.0`."""
 

@@ -97,21 +97,30 @@ class ProcessKey(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """The charge of an account in one bucket by one method; see `split.Charge`."""
+    """The charge of an account in one bucket by one method; see `split.Charge`.
+
+    Attributes:
+        begin_ns, end_ns: When it was charged first and last.
+    """
 
     active_uj: int = 0
     idle_uj: int = 0
     lower_uj: int = 0
     upper_uj: int = 0
     ns: int = 0
+    begin_ns: int = NEVER_NS
+    end_ns: int = 0
 
-    def add(self, more: Charge | Row) -> None:
+    def add(self, more: Charge | Row, part: _Part | None = None) -> None:
         """Adds the charge of a part of the bucket, or another row."""
         self.active_uj += more.active_uj
         self.idle_uj += more.idle_uj
         self.lower_uj += more.lower_uj
         self.upper_uj += more.upper_uj
         self.ns += more.ns
+        if part is not None:
+            self.begin_ns = min(self.begin_ns, part.begin_ns)
+            self.end_ns = max(self.end_ns, part.end_ns)
 
 
 @dataclass(slots=True)
@@ -138,6 +147,7 @@ class _Part:
     """The charges of an interval in which nothing changes."""
 
     begin_ns: int
+    end_ns: int
     drawn_uj: int
     spans: list[Span]
     charges: list[Charge]
@@ -215,7 +225,7 @@ class Accountant:
             before_uj = meter(first_ns)
             drawn_uj = meter(last_ns) - before_uj
             charges = split(drawn_uj, last_ns - first_ns, _situation(active, idle_uw))
-            parts.append(_Part(first_ns, drawn_uj, [*active], charges))
+            parts.append(_Part(first_ns, last_ns, drawn_uj, [*active], charges))
         for gap in observed:
             if gap.fact is Fact.UNKNOWN:
                 _doubt([one for one in parts if gap.begin_ns <= one.begin_ns < gap.end_ns])
@@ -226,14 +236,14 @@ class Accountant:
             uses = [_uses(part.spans, fact) if several else {} for fact in (Fact.USED, Fact.SLICES)]
             for charge in part.charges:
                 key = Key(bucket, charge.account, charge.method)
-                rows.setdefault(key, Row()).add(charge)
+                rows.setdefault(key, Row()).add(charge, part)
                 found = present.get(charge.account)
                 if found is None or not self._has_room(bucket, found):
                     continue
                 divided.setdefault(key, Row()).add(charge)
                 for process, share in divide(charge, found, *uses):
                     detail = ProcessKey(bucket, charge.account, process, share.method)
-                    processes.setdefault(detail, Row()).add(share)
+                    processes.setdefault(detail, Row()).add(share, part)
         edges = [begin_ns, *borders, until_ns]
         for first_ns, last_ns in pairwise(edges):
             bucket = (first_ns + offset_ns) // BUCKET_NS

@@ -186,13 +186,13 @@ class History:
         start_ns: int,
         end_ns: int,
         limit: int,
-    ) -> Iterator[tuple[int, int]]:
-        """Times and values of the oldest rows in a span, at most `limit`, oldest first."""
+    ) -> Iterator[tuple[int, int | None]]:
+        """Times and values of the oldest rows in a span, at most `limit` with a value, oldest
+        first."""
         times = ring.column(0)
         number = times.first_at_least(start_ns, ring.start, ring.end)
         while number < ring.end and limit > 0 and times[number] <= end_ns:
             found = value(ring, number)
-            if found is not None:
-                yield times[number], found
-                limit -= 1
+            yield times[number], found
+            limit -= found is not None
             number += 1

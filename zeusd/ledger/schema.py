@@ -21,6 +21,8 @@ AMOUNTS = (
     "active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL, below_uj INTEGER NOT NULL, "
     "above_uj INTEGER NOT NULL, ns INTEGER NOT NULL"
 )
+SPAN = "first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL"
+"""When in the bucket it was charged first and last, UTC."""
 
 TABLES = f"""
 CREATE TABLE gpu (id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE);
@@ -45,7 +47,7 @@ CREATE TABLE holding (
 CREATE TABLE energy (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, account INTEGER NOT NULL,
     method INTEGER NOT NULL,
-    {AMOUNTS},
+    {AMOUNTS}, {SPAN},
     PRIMARY KEY (bucket, gpu, account, method)
 ) WITHOUT ROWID;
 -- The same by UTC day and parent, kept for longer.
@@ -90,7 +92,7 @@ CREATE TABLE process (
 CREATE TABLE process_energy (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, process INTEGER NOT NULL,
     method INTEGER NOT NULL,
-    {AMOUNTS},
+    {AMOUNTS}, {SPAN},
     PRIMARY KEY (bucket, gpu, process, method)
 ) WITHOUT ROWID;
 -- The part of energy that process_energy adds up to.

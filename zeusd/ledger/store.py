@@ -28,6 +28,10 @@ _ADD = (
     "idle_uj = idle_uj + excluded.idle_uj, below_uj = below_uj + excluded.below_uj, "
     "above_uj = above_uj + excluded.above_uj, ns = ns + excluded.ns"
 )
+_ADD_SPAN = (
+    f"{_ADD}, first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms)"
+)
+_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +255,17 @@ class Store:
         with self._transaction():
             for uuid, settlement in settlements.items():
                 gpu = self._gpu(uuid)
-                self._settle(gpu, settlement)
+                self._settle(gpu, settlement, offset_ns)
                 if slept_ns is not None:
-                    self._detail(gpu, settlement, (offset_ns - slept_ns) // 1_000_000_000)
+                    self._detail(gpu, settlement, offset_ns, slept_ns)
             self._db.execute("DELETE FROM clock WHERE boot != ?", (self._boot,))
             self._db.execute("INSERT OR REPLACE INTO clock VALUES (?, ?)", (self._boot, offset_ns))
 
-    def _settle(self, gpu: int, settlement: Settlement) -> None:
+    def _settle(self, gpu: int, settlement: Settlement, offset_ns: int) -> None:
         for key, row in settlement.rows.items():
             account, parent = self._account(key.account), self._account(parent_of(key.account))
             values = _values(key.method, row)
-            self._add("energy", key.bucket, gpu, account, *values)
+            self._add("energy", key.bucket, gpu, account, *values, *_span(row, offset_ns))
             self._add("day", key.bucket // BUCKETS_PER_DAY, parent, *values)
             self._add("total", parent, gpu, *values[1:])
             if BOUNDS[key.method] is not Bounds.EXACT:
@@ -286,19 +290,21 @@ class Store:
             (gpu, self._boot, t_ns, energy_uj, counted_uj),
         )
 
-    def _detail(self, gpu: int, settlement: Settlement, booted_s: int) -> None:
+    def _detail(self, gpu: int, settlement: Settlement, offset_ns: int, slept_ns: int) -> None:
+        booted_s = (offset_ns - slept_ns) // 1_000_000_000
         for key, row in settlement.divided.items():
             account = self._account(key.account)
             self._add("divided", key.bucket, gpu, account, *_values(key.method, row))
         for detail, row in settlement.processes.items():
             process = self._process(detail.account, detail.process, booted_s)
-            values = _values(detail.method, row)
+            values = *_values(detail.method, row), *_span(row, offset_ns)
             self._add("process_energy", detail.bucket, gpu, process, *values)
 
     def _add(self, table: str, *values: int) -> None:
         """Adds amounts to a row."""
         places = ", ".join("?" * len(values))
-        self._db.execute(f"INSERT INTO {table} VALUES ({places}) {_ADD}", values)
+        add = _ADD_SPAN if table in ("energy", "process_energy") else _ADD
+        self._db.execute(f"INSERT INTO {table} VALUES ({places}) {add}", values)
 
     # --------------------------------------------------------------------------------- retention
 
@@ -428,6 +434,11 @@ def _values(method: Method, row: Row) -> tuple[int, ...]:
         row.upper_uj - estimate_uj,
         row.ns,
     )
+
+
+def _span(row: Row, offset_ns: int) -> tuple[int, int]:
+    """When a row was charged first and last, UTC, ms."""
+    return (row.begin_ns + offset_ns) // _MS, -(-(row.end_ns + offset_ns) // _MS)
 
 
 def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) -> Row:

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 from zeus_ipc.charging import Method
@@ -52,6 +52,7 @@ class Sum:
         ns: GPU time.
         begin_s: When a job got its first GPU, UTC; 0: not known.
         end_s: When it released the last one; 0: it has not, or not known.
+        first_ms, last_ms: When it was charged first and last; 0: not known.
     """
 
     interval: int
@@ -68,6 +69,8 @@ class Sum:
     begin_s: int = 0
     end_s: int = 0
     workload: str = ""
+    first_ms: int = 0
+    last_ms: int = 0
 
 
 class Usage(NamedTuple):
@@ -75,6 +78,7 @@ class Usage(NamedTuple):
 
     sums: list[Sum]
     metered_uj: list[int]
+    settled_ms: int = 0
 
 
 ROWS = 256
@@ -108,16 +112,28 @@ class _Row(NamedTuple):
     below_uj: int
     above_uj: int
     ns: int
+    first_ms: int = 0
+    last_ms: int = 0
 
 
 _Rows = Iterator["_Row | None"]
 
 
 class Reader:
-    """Answers questions about a ledger."""
+    """Answers questions about a ledger.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    Args:
+        gpus: Only of these GPUs; empty: of all.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, gpus: Sequence[str] = ()) -> None:
         self._db = connection
+        self._of = ""
+        if gpus:
+            ids = [
+                key for key, uuid in connection.execute("SELECT id, uuid FROM gpu") if uuid in gpus
+            ]
+            self._of = f" AND gpu IN ({', '.join(map(str, ids))})"
 
     def usage(
         self,
@@ -181,7 +197,7 @@ class Reader:
             metered.append(self._metered(begin_s, end_s))
         if by in (By.JOB, By.POD):
             self._add_times(found)
-        return Usage(found, metered)
+        return Usage(found, metered, self._settled_ms())
 
     def begins_s(self) -> int | None:
         """Start of the ledger's oldest row, UTC; None: it is empty."""
@@ -189,6 +205,13 @@ class Reader:
         return None if day is None else int(day) * DAY_S
 
     # --------------------------------------------------------------------------------- internals
+
+    def _settled_ms(self) -> int:
+        (settled_ms,) = self._db.execute(
+            "SELECT min(t_ns + offset_ns) / 1000000 FROM position JOIN clock USING (boot) "
+            f"WHERE true{self._of}"
+        ).fetchone()
+        return settled_ms or 0
 
     def _undivided(self, rows: _Rows, begin_s: int, end_s: int) -> _Rows:
         """Rows of parents, without the part known by process."""
@@ -203,7 +226,7 @@ class Reader:
             left[row.account, row.method] = row
         for parent, method, *amounts in self._db.execute(
             f"SELECT parent, method, {_SUMS} FROM divided JOIN account ON id = account "
-            "WHERE bucket >= ? AND bucket < ? GROUP BY parent, method",
+            f"WHERE bucket >= ? AND bucket < ?{self._of} GROUP BY parent, method",
             (begin_s // BUCKET_S, end_s // BUCKET_S),
         ):
             row = left[parent, method]
@@ -211,7 +234,7 @@ class Reader:
                 parent,
                 0,
                 method,
-                *(one - less for one, less in zip(row[3:], amounts, strict=True)),
+                *(one - less for one, less in zip(row[3:8], amounts, strict=True)),
             )
         yield from (row for row in left.values() if any(row[3:]))
 
@@ -227,9 +250,9 @@ class Reader:
         """Sums of processes, with one sum for those that the reader may not see."""
         for key, pid, ticks, begin_s, kind, name, owner, method, *amounts in self._db.execute(
             "SELECT process.id, pid, start_ticks, process.begin_s, kind, name, uid, method, "
-            f"{_SUMS} FROM process_energy JOIN process ON process.id = process "
+            f"{_SUMS}, {_SPAN} FROM process_energy JOIN process ON process.id = process "
             "JOIN account ON account.id = process.account "
-            "WHERE bucket >= ? AND bucket < ? GROUP BY process.id, method",
+            f"WHERE bucket >= ? AND bucket < ?{self._of} GROUP BY process.id, method",
             (span[0] // BUCKET_S, span[1] // BUCKET_S),
         ):
             if uid is not None and owner != uid:
@@ -272,7 +295,7 @@ class Reader:
         first_day, last_day = -(-begin_s // DAY_S), end_s // DAY_S
         if by not in (By.USER, By.NAMESPACE, By.PROCESS, By.TOTAL):
             last_day = min(last_day, kept_s // DAY_S)
-        if first_day >= last_day:
+        if first_day >= last_day or self._of:
             yield from self._by_bucket(begin_s // BUCKET_S, end_s // BUCKET_S, by)
             return
         yield from self._by_bucket(begin_s // BUCKET_S, first_day * BUCKETS_PER_DAY, by)
@@ -296,7 +319,7 @@ class Reader:
 
     def _by_bucket(self, first: int, last: int, by: By) -> _Rows:
         if by in (By.JOB, By.POD, By.ACCOUNT):
-            query = f"SELECT account, 0, method, {_SUMS} FROM energy"
+            query = f"SELECT account, 0, method, {_SUMS}, {_SPAN} FROM energy"
             group = "account, method"
         else:  # many jobs of few users: SQLite sums them by parent
             gpu = "gpu" if by is By.GPU else "0"
@@ -311,10 +334,10 @@ class Reader:
         for begin in range(first, last, BUCKETS):
             yield None
             rows = self._db.execute(
-                f"{query} WHERE bucket >= ? AND bucket < ? GROUP BY {group}",
+                f"{query} WHERE bucket >= ? AND bucket < ?{self._of} GROUP BY {group}",
                 (begin, min(begin + BUCKETS, last)),
             )
-            yield from map(_Row._make, rows.fetchall())
+            yield from starmap(_Row, rows.fetchall())
 
     def _of_account(self, first: int, last: int, name: str) -> _Rows:
         """Rows of a job or pod; searches only the buckets in which it held a GPU."""
@@ -331,15 +354,15 @@ class Reader:
             low = max(first, begin_s // BUCKET_S - 4)
             high = last if holds or not end_s else min(last, end_s // BUCKET_S + 5)
             for row in self._db.execute(
-                f"SELECT account, 0, method, {_SUMS} FROM energy WHERE bucket >= ? AND bucket < ? "
-                "AND account = ? GROUP BY method",
+                f"SELECT account, 0, method, {_SUMS}, {_SPAN} FROM energy WHERE bucket >= ? "
+                f"AND bucket < ? AND account = ?{self._of} GROUP BY method",
                 (low, high, key),
             ):
                 yield _Row(*row)
 
     def _metered(self, begin_s: int, end_s: int) -> int:
         (found,) = self._db.execute(
-            "SELECT coalesce(sum(uj), 0) FROM meter WHERE bucket >= ? AND bucket < ?",
+            f"SELECT coalesce(sum(uj), 0) FROM meter WHERE bucket >= ? AND bucket < ?{self._of}",
             (begin_s // BUCKET_S, end_s // BUCKET_S),
         ).fetchone()
         return int(found)
@@ -365,6 +388,7 @@ class _Known(NamedTuple):
 
 
 _SUMS = "SUM(active_uj), SUM(idle_uj), SUM(below_uj), SUM(above_uj), SUM(ns)"
+_SPAN = "MIN(first_ms), MAX(last_ms)"
 
 _OWN: dict[By, Kind] = {By.JOB: Kind.JOB, By.POD: Kind.POD}
 _NOBODYS = (Kind.IDLE, Kind.UNATTRIBUTED)
@@ -389,6 +413,8 @@ def _add(one: Sum, row: _Row, exact: bool) -> None:
     one.lower_uj += estimate_uj - (0 if exact else row.below_uj)
     one.upper_uj += estimate_uj + (0 if exact else row.above_uj)
     one.ns += row.ns
+    one.first_ms = min(one.first_ms or row.first_ms, row.first_ms)
+    one.last_ms = max(one.last_ms, row.last_ms)
     method = METHODS[row.method]
     if method is not Method.NONE:
         one.methods.add(method.value)

@@ -160,6 +160,7 @@ def _describe(
         pci_address=nvml.pci_address(gpu),
         device_file=attempt(nvml.device_file, gpu) or "",
         name=nvml.name(gpu),
+        vbios=attempt(nvml.vbios, gpu) or "",
         architecture=attempt(nvml.architecture, gpu) or 0,
         memory_mib=attempt(nvml.memory_mib, gpu) or 0,
         power_limit_min_mw=None if limits is None else limits.min_mw,

@@ -24,7 +24,8 @@ from zeusd.core.model import Failure, device_failure
 from zeusd.core.outbox import Deadlines
 from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
-from zeusd.energy.history import ABSENT, History
+from zeusd.energy.curve import STALL_NS
+from zeusd.energy.history import ABSENT, GRAINS, History
 from zeusd.runtime.reactor import Alarm, Reactor
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Source
@@ -380,19 +381,34 @@ def _timeline(source: Source, query: GetTimeline) -> Generator[None, None, Timel
         # Use a coarser tier only where the finer one has no rows.
         finer = [one.column(0)[one.start] for one, _ in rings[position + 1 :] if one.end]
         end_ns = min([query.end_ns, *(begin_ns - 1 for begin_ns in finer)])
-        for t_ns, found in history.timeline(
-            value, ring, query.start_ns, end_ns, limit - len(times)
-        ):
-            times.append(t_ns)
-            values.append(found)
-            if len(times) % 100 == 0:
+        rows = history.timeline(value, ring, query.start_ns, end_ns, limit - len(times))
+        for seen, (t_ns, found) in enumerate(rows, 1):
+            if found is not None:
+                times.append(t_ns)
+                values.append(found)
+            if seen % 100 == 0:
                 yield
     more = len(times) == limit
     return Timeline(t_ns=times[: query.limit], values=values[: query.limit], more=more)
 
 
+def _gap(most_ns: int) -> Callable[[Ring, int], int | None]:
+    """The time between a row and the one before it, ms; None: it is at most this long."""
+
+    def of_row(ring: Ring, number: int) -> int | None:
+        times = ring.column(0)
+        gap_ns = times[number] - times[number - 1] if number else 0
+        return gap_ns // 1_000_000 if gap_ns > most_ns else None
+
+    return of_row
+
+
 def _rings(history: History, domain: str) -> list[tuple[Ring, Callable[[Ring, int], int | None]]]:
     """The tiers that have a domain, coarsest (oldest) first."""
+    if domain == "gap":
+        most = zip(history.tiers, (period_ns + STALL_NS for period_ns, _ in GRAINS), strict=True)
+        tiers = [(ring, _gap(most_ns)) for ring, most_ns in most]
+        return [*reversed(tiers), (history.ticks, _gap(STALL_NS))]
     column = _COLUMNS[domain]
 
     def of_row(ring: Ring, number: int) -> int | None:

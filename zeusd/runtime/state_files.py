@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 
 from zeus_ipc.parsing import parse, read_file
@@ -132,12 +133,15 @@ class AuditFile:
         self._boot = boot
         self._saved: object = None
 
-    def load(self, audit_log: AuditLog) -> None:
-        """Adds records that an earlier zeusd of this boot saved, if they can be read."""
+    def load(self, audit_log: AuditLog, now_ns: int) -> None:
+        """Adds records that an earlier zeusd of this boot saved, if they can be read, and one of
+        the restart."""
         try:
             kept = parse(read_file(self._path, MAX_AUDIT, is_trusted), MAX_AUDIT)
             if kept["boot"] == self._boot:
-                audit_log.load(kept["records"])
+                audit_log.load(kept["records"], int(kept["complete_ns"]))
+                age_ns = time.time_ns() - self._path.stat().st_mtime_ns
+                audit_log.restarted(now_ns - max(0, age_ns), now_ns)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -149,13 +153,16 @@ class AuditFile:
         """Saves the records if there are new ones."""
         state = audit_log.state
         if state == self._saved:
+            with contextlib.suppress(OSError):
+                os.utime(self._path)  # nothing is missing until now
             return
         temporary = self._path.with_suffix(".new")
         try:
             temporary.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"boot": self._boot, "records": audit_log.dump()}, file)
+                complete = {"boot": self._boot, "complete_ns": audit_log.complete_ns}
+                json.dump({**complete, "records": audit_log.dump()}, file)
             temporary.replace(self._path)
         except OSError as error:
             log.warning(

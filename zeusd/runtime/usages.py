@@ -226,7 +226,7 @@ class Usages:
             if failure is not None:
                 return failure
             with open_to_read(self._directories[request.device]) as connection:
-                reader = Reader(connection)
+                reader = Reader(connection, request.gpus)
                 try:
                     found = yield from usage_of(reader, request, call.reader)
                 except TooManySums as error:
@@ -257,4 +257,5 @@ def page_of(found: Usage, request: GetUsage, begins_s: int | None) -> replies.Us
         more=len(found.sums) > end,
         metered_uj=found.metered_uj,
         begins_s=begins_s,
+        settled_ms=found.settled_ms,
     )

@@ -154,10 +154,22 @@ def test_a_user_who_acquires_and_releases_for_ever_pushes_out_only_own_records()
     assert len(later) == KEPT
     assert later[: len(records)] == records
     assert world.core.audit_log.dropped > KEPT / 2
-    kept, again = AuditLog(), AuditLog()
-    kept.load(world.core.audit_log.dump())
-    again.load(kept.dump())
+    log, (kept, again) = world.core.audit_log, (AuditLog(), AuditLog())
+    # Bob's oldest record that is kept began right after his newest one that is not.
+    bobs = next(one for one in later if one not in records)
+    assert 0 <= bobs.t_ns - log.complete_ns <= 10_000_000
+    kept.load(log.dump(), log.complete_ns)
+    again.load(kept.dump(), kept.complete_ns)
     assert again.newest(0, 2**62, 2 * KEPT) == later
+    assert again.complete_ns == log.complete_ns
+    assert AuditLog().complete_ns == 0
+
+
+def test_a_restart_is_a_record_of_the_time_in_which_nothing_was_recorded() -> None:
+    log = AuditLog()
+    log.restarted(saved_ns=10, now_ns=20)
+    (record,) = log.newest(0, 2**62, 10)
+    assert (record.event, record.t_ns, record.last_ns, record.count) == ("restarted", 10, 20, 1)
 
 
 def test_many_subordinate_uids_are_one_user() -> None:

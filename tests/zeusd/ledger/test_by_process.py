@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def second(shared: Shared, watts: int, *pids: int) -> None:
     shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, pids))
 
 
-def asked(shared: Shared, reader: int | None = None, **fields: int) -> list[Sum]:
+def asked(shared: Shared, reader: int | None = None, **fields: Any) -> list[Sum]:
     shared.accounts.settle()
     answer = shared.accounts.usage(GetUsage(id=1, edges=ALL, by="process", **fields), reader)
     assert isinstance(answer, Usage)
@@ -119,3 +120,27 @@ def test_a_restart_keeps_what_is_known_by_process(shared: Shared) -> None:
     shared.accounts.close()
     shared.accounts = world.accounts(ignored_units=[])
     assert asked(shared) == before
+
+
+def test_it_is_known_when_who_used_which_gpu(shared: Shared) -> None:
+    """To the list of each second: what ended before an interval was not in it."""
+    begin_ns = shared.gpu.now_ns
+    second(shared, 300, 1)
+    second(shared, 400, 1, 2)
+    second(shared, 300, 2)
+    spans = {
+        one.name: [
+            (ms - shared.world.utc_ns_at(begin_ns) // 10**6) / 1000
+            for ms in (one.first_ms, one.last_ms)
+        ]
+        for one in asked(shared)
+        if one.kind == "process"
+    }
+    assert spans["1"][0] == 0
+    assert 2 <= spans["1"][1] <= 3
+    assert 1 <= spans["2"][0] <= 2
+    assert spans["2"][1] >= 3
+    elsewhere = asked(shared, gpus=["GPU-elsewhere"])
+    assert elsewhere == []
+    of_it = asked(shared, gpus=[GPU])
+    assert sum(one.active_uj + one.idle_uj for one in of_it) == shared.gpu.energy_uj

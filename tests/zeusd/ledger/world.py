@@ -83,7 +83,7 @@ class ReadAccounts(Accounts):
         """The answer to a request."""
         self.refresh()
         with open_to_read(self._directory) as connection:
-            steps = usage_of(Reader(connection), request, reader)
+            steps = usage_of(Reader(connection, request.gpus), request, reader)
             while True:
                 try:
                     next(steps)
@@ -111,7 +111,10 @@ class World:
             gpu.tick(watts, ticks, idle)
 
     def utc_ns(self) -> int:
-        return START_S * SECOND_NS + self.now_ns - START_NS + self.step_ns
+        return self.utc_ns_at(self.now_ns)
+
+    def utc_ns_at(self, t_ns: int) -> int:
+        return START_S * SECOND_NS + t_ns - START_NS + self.step_ns
 
     def accounts(
         self,

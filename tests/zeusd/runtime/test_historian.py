@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import WindowEnergies
-from zeus_ipc.requests import PAUSE
+from zeus_ipc.replies import Timeline, WindowEnergies
+from zeus_ipc.requests import PAUSE, Domain, GetTimeline
 from zeusd.core.model import Failure
 from zeusd.energy.curve import Energy, EnergyCurve
 from zeusd.energy.history import SIZE, History
@@ -330,3 +330,24 @@ def test_windows_that_follow_each_other_are_looked_up_as_such() -> None:
     assert isinstance(found, WindowEnergies)
     assert [one is None for one in found.energy_uj] == [False, False, False, True, True]
     assert joined == [(True, False), (False, True), (False, False)]
+
+
+def test_a_gap_is_found_in_every_tier() -> None:
+    """Where rows are a second apart, less than that is none; the newest ticks say more."""
+    device = Device()
+    scene = Scene(device)
+    found = []
+    for ticks in (30, 1, 40_000, 1):
+        for _ in range(ticks):
+            device.read(False)
+        device.next_read_ns += 3 * SECOND_NS
+        found.append(device.next_read_ns)
+    device.read(False)
+    query = GetTimeline(id=1, sources=["GPU-0"], domain=Domain.GAP)
+    scene.historian.submit(LookUp(("GPU-0",), query, scene.done.append))
+    while not scene.done:
+        scene.turn()
+    answer = scene.done[0].results["GPU-0"]
+    assert isinstance(answer, Timeline)
+    assert answer.t_ns == found
+    assert all(3000 <= ms <= 4200 for ms in answer.values)

@@ -167,6 +167,10 @@ class AmdBackend(TabledControls):
         return self._read(gpu, "get_gpu_asic_info").text(0, 256) or "AMD GPU"
 
     @override
+    def vbios(self, gpu: Handle) -> str:
+        return self._socket(gpu).card.vbios() or ""
+
+    @override
     def pci_address(self, gpu: Handle) -> str:
         return self._socket(gpu).address
 

@@ -58,6 +58,10 @@ class Card:
         found = sorted((self._folder / "drm").glob("renderD*"))
         return f"/dev/dri/{found[0].name}" if found else None
 
+    def vbios(self) -> str | None:
+        """Version of its firmware; None: the driver does not say."""
+        return self._read("vbios_version")
+
     def partition(self) -> str | None:
         """Compute partition mode, such as `SPX`; None: the GPU has none."""
         return self._read("current_compute_partition")

@@ -276,6 +276,10 @@ class NvmlBackend(TabledControls):
         return driver_text(self.call("nvmlDeviceGetName", gpu))
 
     @override
+    def vbios(self, gpu: Handle) -> str:
+        return driver_text(self.call("nvmlDeviceGetVbiosVersion", gpu))
+
+    @override
     def pci_address(self, gpu: Handle) -> str:
         return driver_text(self.call("nvmlDeviceGetPciInfo", gpu).busId)
 

@@ -33,6 +33,10 @@ class SimulatedReadings(SimulatedDriver):
         return self._enter(gpu, "name").model.name
 
     @override
+    def vbios(self, gpu: Handle) -> str:
+        return f"{self._enter(gpu, 'vbios').model.architecture}.simulated"
+
+    @override
     def pci_address(self, gpu: Handle) -> str:
         return self._enter(gpu, "pci_address").spec.pci_address
 

@@ -1,0 +1,30 @@
+"""The receipt of a measurement: evidence for a figure that is published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zeus.exceptions import ZeusArgumentError
+from zeus.monitor.energy import Window
+
+if TYPE_CHECKING:
+    from zeus.monitor.measurement import Measurement
+    from zeus_ipc.receipts import Receipt
+
+
+def receipt(measurement: Measurement | Window) -> Receipt:
+    """Returns what zeusd knows about a window: energy, gaps, limits and who changed them, who used
+    the GPUs, and whether anything disturbed them (`valid`, `reasons`); `json_text()` is what
+    `zeusctl receipt -o` writes. Waits some seconds for zeusd's energy ledger if the window has just
+    ended.
+
+    Raises:
+        ZeusArgumentError: It was not measured in this process, or measured no GPU.
+        ZeusBaseGPUError: zeusd does not answer.
+    """
+    measured = measurement.measurement if isinstance(measurement, Window) else measurement
+    window = measured._window
+    if window is None:
+        raise ZeusArgumentError("this measurement was not made in this process; use its window's")
+    lookup, begin_ns, end_ns = window
+    return lookup.receipt(begin_ns, end_ns)

@@ -1,0 +1,137 @@
+"""Asks zeusd for what a receipt is made of. What a user may see is decided there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from zeus_ipc.errors import NotSupported, SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.receipts import EDGE_MS, Evidence, Receipt, Subject, receipt_of
+from zeus_ipc.requests import BUCKET_S
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.replies import UsageSum, WindowEnergies
+
+ROW_NS = 1_200_000_000_000
+"""The longest time between two rows of a history: the value at an instant may be that old."""
+
+PATIENCE_S = 15.0
+"""How long to wait for the energy ledger: lists of processes come up to 13 s late."""
+
+RETRY_S = 0.5
+
+RECORDS = 1000
+"""Records of the audit log that zeusd keeps."""
+
+
+def make_receipt(
+    client: Client,
+    since_ns: int,
+    until_ns: int,
+    gpus: Sequence[str] = (),
+    subject: Subject | None = None,
+) -> Receipt:
+    """Makes the receipt of an interval of the past. Waits for the energy of one that has just
+    ended.
+
+    Args:
+        since_ns, until_ns: Its ends, ns of CLOCK_MONOTONIC.
+        gpus: UUIDs; empty: all.
+        subject: A job or process, whose GPUs alone are included; None: what used them most.
+
+    Raises:
+        ValueError: The interval is empty or ends in the future.
+        LookupError: The subject used no GPU in it, as far as the reader may see.
+        ZeusIpcError: zeusd does not answer.
+    """
+    if until_ns <= since_ns:
+        raise ValueError("the end must be after the beginning")
+    if until_ns > time.monotonic_ns():
+        raise ValueError("the interval ends in the future; wait until it is over")
+    subject, utc_ns = subject or Subject(), time.time_ns() - time.monotonic_ns()
+    node = client.node()
+    chosen = [gpu for gpu in node.gpus if not gpus or gpu.uuid in gpus]
+    names = [gpu.uuid for gpu in chosen]
+    usage, settled_ms = _usage(client, names, since_ns + utc_ns, until_ns + utc_ns)
+    if subject.kind and not isinstance(usage, str):
+        chosen = [gpu for gpu in chosen if any(map(subject.is_user, usage[gpu.uuid]))]
+        names = [gpu.uuid for gpu in chosen]
+    if not chosen:
+        what = " ".join(subject).strip() or "nobody"
+        raise LookupError(
+            f"{what} used no GPU in that time, as far as you may see; check --since and the GPUs"
+        )
+    domains = (
+        ("power_limit", max(0, since_ns - ROW_NS), until_ns),
+        ("gpu_clock", since_ns, until_ns),
+        ("gap", since_ns, None),  # one may end after the interval
+    )
+    return receipt_of(
+        Evidence(
+            host=socket.gethostname(),
+            node=node,
+            gpus=chosen,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            utc_ns=utc_ns,
+            uid=client.policy().uid,
+            windows={one: _window(client, one, since_ns, until_ns) for one in names},
+            timelines={
+                (one, domain): _timeline(client, one, domain, begin_ns, end_ns)
+                for one in names
+                for domain, begin_ns, end_ns in domains
+            },
+            audit=client.audit(limit=RECORDS),
+            usage=usage,
+            settled_ms=settled_ms,
+            subject=subject,
+        )
+    )
+
+
+def _window(client: Client, gpu: str, since_ns: int, until_ns: int) -> WindowEnergies | str:
+    try:
+        return client.windows(gpu, [(max(0, since_ns), max(0, until_ns), 0)])[gpu]
+    except SeveralGpusFailed as error:
+        return error.errors[gpu].message
+    except ZeusIpcError as error:
+        return error.message
+
+
+def _timeline(
+    client: Client, gpu: str, domain: str, begin_ns: int, end_ns: int | None
+) -> list[tuple[int, int]]:
+    """A GPU's readings; none where `_window` says why."""
+    try:
+        return client.timeline(gpu, domain, begin_ns, end_ns)
+    except (SeveralGpusFailed, NotSupported):
+        return []
+
+
+def _usage(
+    client: Client, gpus: Sequence[str], since_ns: int, until_ns: int
+) -> tuple[dict[str, list[UsageSum]] | str, int]:
+    """The ledger's sums by GPU, and until when they are complete; or why there are none."""
+    bucket_ns = BUCKET_S * 1_000_000_000
+    first_s, last_s = since_ns // bucket_ns * BUCKET_S, -(-until_ns // bucket_ns) * BUCKET_S
+    # Of buckets that are part of the interval as a whole, it does not matter when they were used.
+    edges = sorted({first_s, first_s + BUCKET_S, last_s - BUCKET_S, last_s})
+    give_up_s = time.monotonic() + PATIENCE_S
+    found: dict[str, list[UsageSum]] = {}
+    try:
+        while True:
+            settled_ms = client.usage(edges, "total", gpus=gpus).settled_ms
+            if settled_ms + EDGE_MS >= until_ns // 1_000_000 or time.monotonic() > give_up_s:
+                break
+            time.sleep(RETRY_S)
+        for gpu in gpus:
+            accounts, processes = (
+                client.usage(edges, by, gpus=[gpu]).sums for by in ("account", "process")
+            )
+            found[gpu] = [*accounts, *(one for one in processes if one.kind == "process")]
+    except ZeusIpcError as error:
+        return error.message, 0
+    return found, settled_ms

@@ -1,0 +1,464 @@
+"""Receipts: what zeusd knows about an interval of the past, as evidence for its energy. Pure;
+`evidence` asks zeusd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import pairwise
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
+
+from zeus_ipc.controls import Control
+from zeus_ipc.replies import AuditRecord, AuditRecords, GpuInfo, NodeInfo, UsageSum, WindowEnergies
+from zeus_ipc.users import user_name
+from zeus_ipc.wire import Message
+
+SCHEMA: Final = "zeusctl.receipt/1"
+
+EDGE_MS = 20
+"""Starts of processes are known to 10 ms: who used a GPU for less than this is not counted."""
+
+ROUNDING_MW = 1000
+"""A limit that is this much below another may be the same, as the driver rounded it."""
+
+LATE_NS = 2_000_000_000
+"""The history has a change of the limit at most this long after it was made."""
+
+_WRITES = ("set", "restore", "ceiling")
+_CEILINGS = ("ceiling_set", "ceiling_removed", "ceiling_expired")
+OUTSIDE = "outside_change"
+_CHANGES = (*_WRITES, *_CEILINGS, OUTSIDE, "persisted", "restore_clamped")
+_EVENTS = {
+    "quiesced": "an administrator made zeusd close the driver",
+    "driver_changed": "another driver was loaded",
+    "gpu_lost": "the driver lost the GPU",
+}
+
+
+class Change(Message):
+    """A change of a control, as the audit log has it."""
+
+    since: datetime
+    until: datetime
+    """Of the last of several."""
+    control: str
+    old: str | None
+    new: str | None
+    text: str
+    """What happened, when and by whom."""
+    before: bool
+    """Whether it was made before the interval, as the last one of its control."""
+    own: bool
+    """Whether the subject made it under a lease; without a subject, the reader."""
+
+
+class Occupant(Message):
+    """Who used or held a GPU, as far as the reader may see it."""
+
+    who: str
+    since: datetime
+    until: datetime
+    """First and last use, in the quarters of an hour that the interval is part of."""
+    own: bool
+    """Whether it is the subject; without a subject, what used most energy."""
+
+
+class Gap(Message):
+    """A time without any reading of the sensors."""
+
+    since: datetime
+    until: datetime
+
+
+class Limit(Message):
+    """A power limit in force."""
+
+    since: datetime
+    power_limit_w: float
+
+
+class GpuReceipt(Message):
+    """One GPU over the interval. None: unknown, and `Receipt.reasons` says why."""
+
+    index: int
+    uuid: str
+    name: str
+    vbios: str
+    energy_j: float | None
+    uncertainty_j: float | None
+    """Two standard deviations, without gain errors of the sensor."""
+    average_power_w: float | None
+    method: Literal["counter", "power"]
+    """The GPU's own energy counter, or its power, integrated."""
+    gaps: list[Gap]
+    power_limits: list[Limit]
+    """In force, from the beginning on."""
+    power_limit_default_w: float | None
+    gpu_clock_mhz: list[int]
+    """[lowest, mean, highest] of the rows of the history."""
+    changes: list[Change]
+    occupants: list[Occupant]
+
+
+class Receipt(Message):
+    """What zeusd knows about an interval."""
+
+    schema_name: Annotated[Literal["zeusctl.receipt/1"], Field(alias="schema")] = SCHEMA
+    at: datetime
+    host: str
+    zeusd: str
+    driver: str | None
+    simulated: bool
+    since: datetime
+    until: datetime
+    time_s: float
+    subject: str
+    """`job 77`, `process 123`, or empty: what used most energy."""
+    gpus: list[GpuReceipt]
+    energy_j: float | None
+    uncertainty_j: float | None
+    restarts: list[datetime]
+    """Of zeusd, if it did not run, or recorded nothing, in a part of the interval."""
+    valid: bool
+    """Whether the energy is complete and nothing but the subject affected it, as far as zeusd
+    knows."""
+    reasons: list[str]
+    """Why not."""
+
+    def json_text(self) -> str:
+        """The receipt in one line."""
+        return self.model_dump_json(by_alias=True)
+
+
+class Subject(NamedTuple):
+    """What is measured: a job, a process, or without a name what used most energy."""
+
+    kind: Literal["job", "process", ""] = ""
+    name: str = ""
+
+    def is_user(self, one: UsageSum) -> bool:
+        """Whether this is the subject's energy."""
+        if self.kind == "job" and one.kind == "process":
+            return one.workload == f"job {self.name}"
+        names = (one.name, one.run) if self.kind == "job" else (one.name,)
+        return one.kind == self.kind and self.name in names
+
+    def made(self, one: AuditRecord, uid: int) -> bool:
+        """Whether it made this change; without a name, whether this user did."""
+        if one.event not in _WRITES or one.pid == 0:
+            return False
+        known = {"job": one.job == self.name, "process": str(one.pid) == self.name}
+        return known.get(self.kind, one.uid == uid)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a receipt is made of: replies of zeusd, which shows each user what the policy lets them
+    see. Times in ns are of CLOCK_MONOTONIC.
+
+    Attributes:
+        utc_ns: UTC minus CLOCK_MONOTONIC.
+        uid: The reader.
+        windows: The energy by GPU, or why there is none.
+        timelines: The history by GPU and domain; the limit from before the interval on.
+        usage: The ledger's sums by account and by process, by GPU; a text: why there are none.
+        settled_ms: Until when the ledger has all energy, UTC.
+    """
+
+    host: str
+    node: NodeInfo
+    gpus: Sequence[GpuInfo]
+    since_ns: int
+    until_ns: int
+    utc_ns: int
+    uid: int
+    windows: Mapping[str, WindowEnergies | str]
+    timelines: Mapping[tuple[str, str], Sequence[tuple[int, int]]]
+    audit: AuditRecords
+    usage: Mapping[str, Sequence[UsageSum]] | str
+    settled_ms: int
+    subject: Subject
+
+    def at(self, t_ns: float) -> datetime:
+        """Local time of an instant."""
+        return _local(self.ms(t_ns))
+
+    def clock(self, t_ns: float) -> str:
+        """The same as text."""
+        return _clock(self.ms(t_ns))
+
+    def ms(self, t_ns: float) -> float:
+        """UTC of an instant, ms."""
+        return (t_ns + self.utc_ns) / 1e6
+
+    def overlaps(self, one: AuditRecord) -> bool:
+        """Whether a record is of the interval."""
+        return one.t_ns < self.until_ns and one.last_ns >= self.since_ns
+
+
+def receipt_of(found: Evidence) -> Receipt:
+    """Makes a receipt."""
+    restarts = [one for one in found.audit.records if one.event == "restarted"]
+    reasons = [*_of_the_node(found, restarts)]
+    gpus = []
+    for info in found.gpus:
+        gpu = _Gpu(found, info)
+        gpus.append(gpu.receipt())
+        reasons += [f"GPU {info.index}: {text}" for text in dict.fromkeys(gpu.reasons)]
+    whole = all(one.energy_j is not None for one in gpus)
+    return Receipt(
+        at=datetime.now(timezone.utc).astimezone(),
+        host=found.host,
+        zeusd=found.node.daemon_version,
+        driver=found.node.driver_version,
+        simulated=found.node.simulated is not None,
+        since=found.at(found.since_ns),
+        until=found.at(found.until_ns),
+        time_s=(found.until_ns - found.since_ns) / 1e9,
+        subject=" ".join(found.subject).strip(),
+        gpus=gpus,
+        energy_j=sum(one.energy_j or 0.0 for one in gpus) if whole else None,
+        uncertainty_j=sum(one.uncertainty_j or 0.0 for one in gpus) if whole else None,
+        restarts=[found.at(one.last_ns) for one in restarts if found.overlaps(one)],
+        valid=not reasons,
+        reasons=reasons,
+    )
+
+
+def _of_the_node(found: Evidence, restarts: Sequence[AuditRecord]) -> Iterator[str]:
+    started_ns, complete_ns = found.node.started_ns, found.audit.complete_ns
+    for one in restarts:
+        if found.overlaps(one):
+            since, until = found.clock(one.t_ns), found.clock(one.last_ns)
+            yield f"zeusd was restarted at {until}; it has recorded nothing since {since}"
+    if started_ns > found.since_ns and started_ns not in [one.last_ns for one in restarts]:
+        yield f"zeusd was started at {found.clock(started_ns)}, and has no earlier audit log"
+    if complete_ns > found.since_ns:
+        yield (
+            f"the audit log is complete from {found.clock(complete_ns)} on; earlier changes are in "
+            "zeusd's log (journalctl -u zeusd)"
+        )
+    for one in found.audit.records:
+        if one.gpu is None and one.event in _EVENTS and found.overlaps(one):
+            yield f"{_EVENTS[one.event]} at {found.clock(one.t_ns)}"
+    if isinstance(found.usage, str):
+        yield f"nobody knows who used the GPUs: {found.usage}"
+    elif found.settled_ms + EDGE_MS < found.ms(found.until_ns):
+        yield "the energy ledger has not reached the end of the interval; ask again later"
+
+
+class _Gpu:
+    """Makes the receipt of one GPU, and collects why it is not valid."""
+
+    def __init__(self, found: Evidence, info: GpuInfo) -> None:
+        self._found = found
+        self._info = info
+        self._records = [
+            one
+            for one in found.audit.records
+            if one.gpu == info.uuid and not (one.event in _WRITES and one.result != "ok")
+        ]
+        self._named: AuditRecord | None = None  # who made the limit low
+        self.reasons: list[str] = []
+
+    def receipt(self) -> GpuReceipt:
+        """The receipt; afterwards, `reasons` is complete."""
+        found, info = self._found, self._info
+        energy_j, uncertainty_j = self._energy()
+        default_mw = info.power_limit_default_mw
+        rows = found.timelines[info.uuid, "gpu_clock"]
+        mhz = [value for _, value in rows if value]
+        return GpuReceipt(
+            index=info.index,
+            uuid=info.uuid,
+            name=info.name,
+            vbios=info.vbios,
+            energy_j=energy_j,
+            uncertainty_j=uncertainty_j,
+            average_power_w=None
+            if energy_j is None
+            else energy_j / (found.until_ns - found.since_ns) * 1e9,
+            method="counter" if info.supports.energy_counter else "power",
+            gaps=[*self._gaps()],
+            power_limits=self._limits(),
+            power_limit_default_w=None if default_mw is None else default_mw / 1000,
+            gpu_clock_mhz=[min(mhz), round(sum(mhz) / len(mhz)), max(mhz)] if mhz else [],
+            changes=[*self._changes()],
+            occupants=[] if isinstance(found.usage, str) else [*self._occupants(found.usage)],
+        )
+
+    def _energy(self) -> tuple[float | None, float | None]:
+        window = self._found.windows[self._info.uuid]
+        if isinstance(window, str):
+            self.reasons.append(f"its energy is not known: {window}")
+            return None, None
+        energy_uj = window.energy_uj[0]
+        if energy_uj is None:
+            begins = self._found.clock(window.begins_ns)
+            self.reasons.append(f"its history begins at {begins}, after the interval")
+            return None, None
+        return energy_uj / 1e6, window.uncertainty_uj[0] / 1e6
+
+    def _gaps(self) -> Iterator[Gap]:
+        found = self._found
+        for t_ns, ms in found.timelines[self._info.uuid, "gap"]:
+            begin_ns = max(t_ns - ms * 1_000_000, found.since_ns)
+            end_ns = min(t_ns, found.until_ns)
+            if begin_ns < end_ns:
+                since, seconds = found.clock(begin_ns), (end_ns - begin_ns) / 1e9
+                self.reasons.append(f"no reading of its sensors for {seconds:.1f} s from {since}")
+                yield Gap(since=found.at(begin_ns), until=found.at(end_ns))
+
+    def _limits(self) -> list[Limit]:
+        """The limits in force; names who set the lowest, if it is below the usual one."""
+        found, info = self._found, self._info
+        rows = found.timelines[info.uuid, "power_limit"]
+        before = [mw for t_ns, mw in rows if t_ns <= found.since_ns][-1:]
+        kept = [(found.since_ns, mw) for mw in before]
+        kept += [row for row in rows if row[0] > found.since_ns]
+        kept = [*kept[:1], *(row for last, row in pairwise(kept) if last[1] != row[1])]
+        usual_mw = info.power_limit_default_mw or 0
+        if info.power_limit_configured:
+            usual_mw = min(usual_mw, info.power_limit_site_mw or 0)
+        t_ns, lowest_mw = min(kept, key=lambda row: row[1], default=(0, usual_mw))
+        if lowest_mw < usual_mw - ROUNDING_MW:
+            self._name_cap(t_ns, lowest_mw, usual_mw)
+        return [Limit(since=found.at(t_ns), power_limit_w=mw / 1000) for t_ns, mw in kept]
+
+    def _name_cap(self, t_ns: int, lowest_mw: int, usual_mw: int) -> None:
+        """Names who set the limit that was in force from a time on, unless the subject did."""
+        watts = f"{lowest_mw / 1000:g} W"
+        every = [
+            one
+            for one in self._records
+            if one.control == Control.POWER_LIMIT and one.event in _CHANGES
+        ]
+        made = [one for one in every if one.t_ns <= t_ns + LATE_NS]
+        if not made or made[-1].new != watts:  # zeusd may have noticed it later
+            made = [one for one in every if one.event == OUTSIDE and one.new == watts][:1] or made
+        if made and made[-1].event in ("ceiling", "restore"):  # zeusd followed a ceiling
+            made = [one for one in made if one.event in (*_CEILINGS, "persisted")] or made
+        why = "no record says who set it"
+        for one in self._info.ceilings:
+            if not made and one.value[0] <= lowest_mw:
+                why = f"the ceiling {one.name} of {user_name(one.uid)}"
+        if made:
+            self._named, why = made[-1], self._sentence(made[-1])
+        if not (made and self._is_own(made[-1])):
+            usual = f"below its usual {usual_mw / 1000:g} W"
+            self.reasons.append(f"its power limit was {watts}, {usual}: {why}")
+
+    def _changes(self) -> Iterator[Change]:
+        newest: dict[str, AuditRecord] = {}
+        for one in self._records:
+            if one.event in _EVENTS and self._found.overlaps(one):
+                self.reasons.append(f"{_EVENTS[one.event]} at {self._found.clock(one.t_ns)}")
+            if one.event in _CHANGES and one.last_ns < self._found.since_ns:
+                newest[one.control or ""] = one
+        now = [one for one in self._records if one.event in _CHANGES and self._found.overlaps(one)]
+        for one in [*newest.values(), *now]:
+            before = one.last_ns < self._found.since_ns
+            text = self._sentence(one) + (", before the interval" if before else "")
+            harmless = one.control == Control.PERSISTENCE_MODE or one.old == one.new
+            if before:  # of the power limit, the history has what was in force
+                harmless |= one.control == Control.POWER_LIMIT or one.new in ("unlocked", "none")
+            if not (harmless or one is self._named or self._is_own(one)):
+                self.reasons.append(text)
+            yield Change(
+                since=self._found.at(one.t_ns),
+                until=self._found.at(one.last_ns),
+                control=one.control or "",
+                old=one.old,
+                new=one.new,
+                text=text,
+                before=before,
+                own=self._is_own(one),
+            )
+
+    def _is_own(self, one: AuditRecord) -> bool:
+        return self._found.subject.made(one, self._found.uid)
+
+    def _sentence(self, one: AuditRecord) -> str:
+        what = (one.control or "").replace("_", " ")
+        how = {"restore": "restored", OUTSIDE: "changed outside zeusd"}
+        text = f"{what} {how.get(one.event, 'set')} to {one.new}"
+        if one.event in _CEILINGS:
+            verb = one.event.removeprefix("ceiling_")
+            text = f"ceiling {one.reason} {verb}, {what} at most {one.new}"
+        return f"{text} at {self._found.clock(one.last_ns)} {_who(one)}"
+
+    def _occupants(self, usage: Mapping[str, Sequence[UsageSum]]) -> Iterator[Occupant]:
+        found = self._found
+        since_ms, until_ms = found.ms(found.since_ns) + EDGE_MS, found.ms(found.until_ns) - EDGE_MS
+        sums = [
+            one
+            for one in usage[self._info.uuid]
+            if one.first_ms < until_ms and one.last_ms > since_ms
+        ]
+        if not any(one.first_ms <= since_ms for one in sums):
+            self.reasons.append("the energy ledger does not reach back to the interval's beginning")
+        users = _merged(one for one in sums if one.kind != "idle")
+        own = self._own(users)
+        for one in users:
+            who, begin, end = _label(one), _clock(one.first_ms), _clock(one.last_ms)
+            if one.kind == "unattributed":
+                self.reasons.append(f"nobody knows who used it for a time: {who}")
+            elif one not in own:
+                self.reasons.append(f"{who} used it, too, from {begin} to {end}")
+            since, until = _local(one.first_ms), _local(one.last_ms)
+            yield Occupant(who=who, since=since, until=until, own=one in own)
+
+    def _own(self, users: Sequence[UsageSum]) -> list[UsageSum]:
+        """Those of the users that are the subject."""
+        if self._found.subject.kind:
+            return [one for one in users if self._found.subject.is_user(one)]
+        known = [one for one in users if one.kind not in ("unattributed", "others")]
+        most = max(known, key=lambda one: one.active_uj + one.idle_uj, default=None)
+        if most is None or not most.workload:
+            return [] if most is None else [most]
+        return [one for one in known if one.workload == most.workload]
+
+
+def _merged(sums: Iterable[UsageSum]) -> list[UsageSum]:
+    """One sum for each user; of accounts whose processes are known, only those."""
+    found: dict[tuple[object, ...], UsageSum] = {}
+    for one in sums:
+        key = (one.kind, one.name, one.run, one.uid)
+        other = found.get(key, one)
+        first_ms, last_ms = min(one.first_ms, other.first_ms), max(one.last_ms, other.last_ms)
+        found[key] = one.model_copy(update={"first_ms": first_ms, "last_ms": last_ms})
+    known = {(one.workload or "user ", one.uid) for one in found.values() if one.kind == "process"}
+    return [one for one in found.values() if (f"{one.kind} {one.name}", one.uid) not in known]
+
+
+def _label(one: UsageSum) -> str:
+    if one.kind == "others":
+        return "other users, whom zeusd does not name to you,"
+    if one.kind == "unattributed":
+        hint = "; allocate it to the job, or set processes = true under [accounting] in zeusd.toml"
+        return one.name + (hint if one.name == "no holder" else "")
+    user = user_name(one.uid) if one.uid >= 0 else ""
+    parts = [user] if one.kind == "user" else [one.kind, one.name, *(["of", user] if user else [])]
+    return " ".join([*parts, f"({one.workload})"] if one.workload else parts)
+
+
+def _who(one: AuditRecord) -> str:
+    if one.event == OUTSIDE:
+        return "by an unknown program"
+    if one.uid is None or one.pid == 0:
+        return "by zeusd"
+    parts = [f"by {user_name(one.uid)}"]
+    parts += [f"{one.command or 'process'} {one.pid}"] if one.pid else []
+    return ", ".join([*parts, f"job {one.job}"] if one.job else parts)
+
+
+def _local(t_ms: float) -> datetime:
+    return datetime.fromtimestamp(t_ms / 1e3, timezone.utc).astimezone()
+
+
+def _clock(t_ms: float) -> str:
+    return _local(t_ms).strftime("%b %d %H:%M:%S")

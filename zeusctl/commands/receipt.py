@@ -1,0 +1,108 @@
+"""`zeusctl receipt`: what zeusd knows about an interval, as evidence for a published figure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+
+from zeus_ipc.evidence import make_receipt
+from zeus_ipc.options import EXISTING_FILE, FILE, Whole, option
+from zeus_ipc.receipts import Receipt, Subject
+from zeusctl.arguments import gpus_argument, without_effect
+from zeusctl.exits import CommandError, Exit, writing
+from zeusctl.receipts import aiperf, differences, inferencex, page
+from zeusctl.reports import ComparisonReport
+from zeusctl.session import Session, now, verb
+from zeusctl.usage import instant
+
+WRITERS: dict[str, Callable[[Receipt], str]] = {
+    "text": lambda one: "\n".join(page(one)),
+    "json": Receipt.json_text,
+    "inferencex": lambda one: json.dumps(inferencex(one)),
+    "aiperf": lambda one: json.dumps(aiperf(one)),
+}
+
+
+@verb()
+@gpus_argument()
+@option("--since", "Start: 10m (ago), 2026-11-01T12:00.")
+@option("--until", "End.", default="now")
+@option("--job", "Only the GPUs of this job; what else used them is named.", metavar="ID")
+@option("--pid", "The same for a process.", Whole(1, 2**31 - 1))
+@option("--format form", "Output format.", (*WRITERS,), "text")
+@option("-o --output", "Write the receipt to this file, as JSON.", FILE)
+@option("--compare", "Say whether two receipts are comparable.", EXISTING_FILE, nargs=2)
+def receipt(
+    session: Session,
+    gpus: str,
+    since: str | None,
+    until: str,
+    job: str | None,
+    pid: int | None,
+    form: str,
+    output: Path | None,
+    compare: tuple[Path, Path] | None,
+) -> None:
+    """Show what happened on GPUs in an interval of the past, as evidence for a figure.
+
+    Energy with its uncertainty, gaps in the readings, power limits and clocks and who changed
+    them, who used the GPUs, restarts of zeusd, driver and VBIOS. The exit code is 1 if the receipt
+    is not valid: something else than the job is known to have affected the energy, or part of it
+    is not known. You see what zeusd lets you see.
+
+    \b
+    zeusctl receipt 0-3 --since 10m
+    zeusctl receipt --job 77 --since 2h -o receipt.json
+    zeusctl receipt --compare before.json receipt.json
+    """
+    if compare:
+        others = ("--since", "--until", "--job", "--pid", "--format", "-o", "GPUS")
+        without_effect("with --compare", *others)
+        _compare(session, *compare)
+        return
+    if job is not None and pid is not None:
+        without_effect("with --job", "--pid")
+    if job == "":
+        raise click.UsageError("--job is empty; name one, or omit it")
+    subject = Subject("job", job) if job else Subject("process", str(pid)) if pid else Subject()
+    if since is None:
+        raise click.UsageError("Missing option '--since': 10m, or 2026-11-01T12:00")
+    uuids = [gpu.uuid for gpu in session.gpus(gpus)]
+    this, this_ns = datetime.now(timezone.utc), time.monotonic_ns()
+    try:
+        begin_ns, end_ns = (
+            this_ns - round((this - instant(one, None, this)).total_seconds() * 1e9)
+            for one in (since, until)
+        )
+        found = make_receipt(session.client, begin_ns, end_ns, uuids, subject)
+    except LookupError as error:
+        raise CommandError(str(error), Exit.UNKNOWN, "unknown_job") from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if output is not None:
+        with writing(output):
+            output.write_text(found.json_text() + "\n", encoding="utf-8")
+    click.echo(WRITERS["json" if session.json else form](found))
+    click.get_current_context().exit(Exit.OK if found.valid else Exit.FAILED)
+
+
+def _compare(session: Session, *paths: Path) -> None:
+    try:
+        first, second = (Receipt.model_validate_json(path.read_bytes()) for path in paths)
+    except ValueError:
+        message = f"{paths[0]} or {paths[1]} is not a receipt; write one with zeusctl receipt -o"
+        raise CommandError(message) from None
+    reasons = differences(first, second)
+    lines = [f"not comparable: {reason}" for reason in reasons]
+    if not reasons and first.energy_j and second.energy_j:
+        lines = [
+            f"comparable: {first.energy_j:.1f} J in the first, {second.energy_j:.1f} J in the "
+            f"second ({100 * (second.energy_j / first.energy_j - 1):+.1f} %)"
+        ]
+    session.answer(ComparisonReport(at=now(), comparable=not reasons, reasons=reasons), lines)
+    click.get_current_context().exit(Exit.FAILED if reasons else Exit.OK)
