@@ -44,6 +44,17 @@ class Control(str, Enum):
     """Workload power profiles that are requested, by anyone."""
 
 
+AMD_PROFILES = {
+    240: "amd-custom",
+    241: "amd-video",
+    242: "amd-power-saving",
+    243: "amd-compute",
+    244: "amd-vr",
+    245: "amd-3d-full-screen",
+}
+"""Names of the presets of AMD's driver: 240 and the bit of amdsmi_power_profile_preset_masks_t. A
+GPU has one at a time."""
+
 PROFILES = {
     0: "max-p",
     1: "max-q",
@@ -70,8 +81,10 @@ PROFILES = {
     22: "max-q-2",
     23: "max-q-3",
     24: "low-priority-background",
+    **AMD_PROFILES,
 }
-"""Names of NVIDIA's workload power profiles, by nvmlPowerProfileType_t. There may be more."""
+"""Names of NVIDIA's workload power profiles, by nvmlPowerProfileType_t, and of AMD's. There may be
+more."""
 
 MAX_PROFILE = 254
 
@@ -348,7 +361,7 @@ SPECS: dict[Control, ControlSpec] = {
             option="power-profile",
             letter="",
             metavar="NAME[,NAME]",
-            help="Workload power profiles, such as max-q (Blackwell).",
+            help="Workload power profiles, such as max-q (Blackwell) or amd-compute.",
             excludes=(Control.POWER_LIMIT, Control.GPU_CLOCKS, Control.MEMORY_CLOCKS),
             members=PROFILES,
             member_prefix="profile-",

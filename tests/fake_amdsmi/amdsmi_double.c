@@ -52,6 +52,7 @@ typedef struct {
     int64_t load_w; /* what it draws as far as its cap lets it; 0: power_w, whatever its cap */
     int64_t energy_start_ns, energy_counts, energy_bits, energy_permille, energy_absent;
     int64_t temperature_c, temperature_scale, activity, violations, no_violations;
+    int64_t presets, preset; /* 0: the default, which every GPU has */
     int64_t refuse, resetting, gone, pid_count, pids[MAX_PIDS];
     char name[64];
 } gpu_t;
@@ -325,12 +326,37 @@ uint32_t amdsmi_set_gpu_perf_level(void *h, uint32_t level) {
     if (!code) {
         g->level = level;
         if (level == AUTO) {
+            g->preset = 0;
             g->sclk_low = g->sclk_min;
             g->sclk_high = g->sclk_max;
             g->mclk_high = g->mclk_max;
         }
     }
     record(__func__, g, level, 0, 0, code);
+    return (uint32_t)code;
+}
+/* In force at level manual only, which it sets first, also where the driver then refuses it. */
+uint32_t amdsmi_get_gpu_power_profile_presets(void *h, uint32_t sensor, void *out) {
+    ENTER(h);
+    if (sensor || part) return UNSUPPORTED;
+    memset(out, 0, 24);
+    put64(out, 0, (uint64_t)g->presets | 64);
+    put64(out, 8, (uint64_t)(g->preset ? g->preset : 64));
+    put32(out, 16, (uint32_t)__builtin_popcountll((uint64_t)g->presets | 64));
+    return OK;
+}
+uint32_t amdsmi_set_gpu_power_profile(void *h, uint32_t reserved, uint64_t preset) {
+    int code;
+    ENTER(h);
+    code = !may_set() ? DENIED : part ? UNSUPPORTED : OK;
+    if (!code && (reserved || preset & (preset - 1) || !(preset & ((uint64_t)g->presets | 64))))
+        code = INVALID;
+    if (!code) {
+        g->level = MANUAL;
+        if (g->refuse) { code = UNSUPPORTED; if (g->refuse > 0) g->refuse--; }
+        else g->preset = preset == 64 ? 0 : (int64_t)preset;
+    }
+    record(__func__, g, (int64_t)preset, 0, 0, code);
     return (uint32_t)code;
 }
 uint32_t amdsmi_get_gpu_od_volt_info(void *h, void *out) {

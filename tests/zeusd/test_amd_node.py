@@ -22,6 +22,7 @@ from tests.fake_amdsmi.double import (
     AUTO,
     BY_EUID,
     GRAPHICS,
+    MANUAL,
     MAX,
     MEMORY,
     MIN,
@@ -37,6 +38,7 @@ from tests.support import (
     wait_for,
 )
 from tests.zeusd.test_restore import INSTALL
+from zeus_ipc.errors import ZeusIpcError
 
 HOLDER = """
 import sys
@@ -113,7 +115,7 @@ def node() -> Iterator[tuple[RunningDaemon, AmdSmiDouble]]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(public_directory())
         privilege = BY_EUID if os.geteuid() == 0 else ALWAYS
-        loaded = {"load_w": 700, "power_w": 700, "cap_min_uw": 300_000_000}
+        loaded = {"load_w": 700, "power_w": 700, "cap_min_uw": 300_000_000, "presets": 0xC}
         double = AmdSmiDouble(directory, [loaded, {}], privilege=privilege)
         config = directory / "zeusd.toml"
         amd = f'[amd]\nlibrary = "{double.library}"\nsysfs = "{double.sysfs}"\n'
@@ -151,6 +153,50 @@ def test_a_killed_job_causes_exactly_the_writes_that_restore_its_gpus(
     wait_for(lambda: state(double) == UNTOUCHED, "everything to be restored")
     daemon.wait_for_records("restore", 4)
     assert sorted(double.written()[before + len(SET) :]) == sorted(BACK)
+
+
+PROFILE = """
+import sys
+from zeus_ipc import Client
+client = Client(sys.argv[1])
+gpu = client.node().gpus[0].uuid
+client.set(gpu, "power_profile", (243,))
+print("holding", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_killed_jobs_power_profile_is_restored_and_anothers_is_not_replaced(
+    node: tuple[RunningDaemon, AmdSmiDouble],
+) -> None:
+    daemon, double = node
+    before = len(double.written())
+    gpu = double.node.gpus[0]
+    with daemon.client() as client:
+        info, other = client.node().gpus
+        names = {one.name: one.conflicts for one in info.power_profiles}
+        assert names == {"amd-power-saving": [243], "amd-compute": [242]}
+        assert other.power_profiles == []
+        with script(PROFILE, daemon.socket) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "holding\n"
+            assert gpu.preset == 8
+            found = client.state(info.uuid)[info.uuid]
+            assert (found.controls["power_profile"], found.enforced_power_profiles) == (
+                [243],
+                [243],
+            )
+            holder.kill()
+            holder.wait()
+        wait_for(lambda: (gpu.preset, gpu.level) == (0, AUTO), "the default")
+        daemon.wait_for_records("restore", 1)
+        gpu.preset, gpu.level = 4, MANUAL  # someone else, by amd-smi
+        with pytest.raises(ZeusIpcError, match="an AMD GPU has one profile at a time"):
+            client.set(info.uuid, "power_profile", (243,))
+        assert (gpu.preset, client.leases()) == (4, [])
+        gpu.preset, gpu.level = 0, AUTO
+    presets = [one for one in double.written()[before:] if one[0] == "set_gpu_power_profile"]
+    assert [arguments[0] for _, arguments in presets] == [8, 64]
 
 
 def test_the_quickstarts_job_of_an_ordinary_user_writes_each_cap_once(

@@ -415,6 +415,45 @@ def test_unlocking_one_domain_keeps_the_others_limits(open_amd: Opener) -> None:
     assert state.level == AUTO
 
 
+def test_a_power_profile_is_one_preset_and_outlives_the_unlocking_of_clocks(
+    open_amd: Opener,
+) -> None:
+    amd, double, gpu = open_amd({"presets": 0x2E})
+    offered = [one.profile for one in amd.power_profiles(gpu)]
+    assert offered == [241, 242, 243, 245]
+    state = double.node.gpus[0]
+    amd.write_control(gpu, Control.POWER_PROFILE, (243,))
+    amd.write_control(gpu, Control.GPU_CLOCKS, (500, 900))
+    amd.write_control(gpu, Control.GPU_CLOCKS, UNLOCKED)
+    assert amd.read_control(gpu, Control.POWER_PROFILE) == (243,)
+    assert amd.enforced_power_profiles(gpu) == (243,)
+    amd.write_control(gpu, Control.GPU_CLOCKS, (500, 900))
+    amd.write_control(gpu, Control.POWER_PROFILE, ())
+    assert (state.sclk_high, state.preset) == (900, 0), "clocks stay locked"
+    amd.write_control(gpu, Control.GPU_CLOCKS, UNLOCKED)
+    assert state.level == AUTO
+    for value in ((241, 243), (244,), (1,)):
+        error = failure(amd.write_control, gpu, Control.POWER_PROFILE, value)
+        assert (error.outcome, error.refused) == (Outcome.INVALID, True)
+    state.preset = 1  # someone's own parameters, or one that zeusd does not know
+    assert amd.read_control(gpu, Control.POWER_PROFILE) == (240,)
+    state.preset = 1 << 40
+    assert amd.read_control(gpu, Control.POWER_PROFILE) == ()
+    double.inject(0, "get_gpu_power_profile_presets", 43)
+    amd.write_control(gpu, Control.GPU_CLOCKS, (500, 900))
+    amd.write_control(gpu, Control.GPU_CLOCKS, UNLOCKED)
+    assert state.level == AUTO, "clocks are unlocked also where presets cannot be read"
+
+
+def test_a_refused_power_profile_does_not_leave_the_clocks_pinned(open_amd: Opener) -> None:
+    amd, double, gpu = open_amd({"presets": 8, "refuse": 1})
+    error = failure(amd.write_control, gpu, Control.POWER_PROFILE, (243,))
+    assert (error.outcome, error.refused) == (Outcome.TRANSIENT, False)
+    assert (double.node.gpus[0].level, double.node.gpus[0].preset) == (AUTO, 0)
+    amd.write_control(gpu, Control.POWER_PROFILE, (243,))
+    assert double.node.gpus[0].preset == 8
+
+
 def test_a_refused_clock_does_not_leave_the_clocks_pinned(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"refuse": 1})
     error = failure(amd.write_control, gpu, Control.GPU_CLOCKS, (500, 900))

@@ -19,6 +19,7 @@ from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.energy import MAX_POWER_W
 from zeusd.devices.amd.library import INIT_S, Buffer, Library, Opener
 from zeusd.devices.amd.power_cap import Cap, write_cap
+from zeusd.devices.amd.profiles import Presets, write_profile
 from zeusd.devices.amd.sockets import Calls, Socket, lost, report_counter
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.port import (
@@ -31,6 +32,7 @@ from zeusd.devices.port import (
     PowerProfile,
     ProcessUse,
     Sensors,
+    after_a_write,
 )
 
 _HOTSPOT, _CURRENT = 1, 0
@@ -88,6 +90,11 @@ class AmdBackend(TabledControls):
             ),
             Control.MEMORY_CLOCKS: ControlCalls(
                 offered=domain_offered(clocks.MEMORY), write=self._set_memory_clocks
+            ),
+            Control.POWER_PROFILE: ControlCalls(
+                offered=lambda gpu: bool(self.power_profiles(gpu)),
+                write=self._set_profile,
+                read=lambda gpu: self._presets(gpu).requested,
             ),
         }
 
@@ -247,14 +254,26 @@ class AmdBackend(TabledControls):
 
     @override
     def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
-        """None: AMD's profiles tune the clock governor, and MI300 has none."""
-        self._socket(gpu)
-        return []
+        """The driver's presets, which tune how it chooses clocks. MI300 has none."""
+        return self._presets(gpu).profiles
 
     @override
     def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
-        """Always `UNSUPPORTED`."""
-        raise amd_error(Status.NOT_SUPPORTED, "power_profiles", "AMD GPUs have none")
+        presets = self._presets(gpu)
+        if not presets.offered:
+            raise amd_error(Status.NOT_SUPPORTED, "power_profiles", "this GPU has none")
+        return presets.requested
+
+    def _presets(self, gpu: Handle) -> Presets:
+        with self._reading(gpu, "get_gpu_power_profile_presets") as (library, socket):
+            return Presets(library, socket.first)
+
+    def _set_profile(self, gpu: Handle, value: ControlValue) -> None:
+        with self._changing(gpu, "set_gpu_power_profile") as (library, socket):
+            write_profile(library, socket.first, value)
+            if not value:
+                with after_a_write():
+                    clocks.relax(library, socket.first)
 
     # --------------------------------------------------------------------------- power limits
 

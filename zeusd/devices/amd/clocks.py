@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from zeusd.devices.amd import layouts
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
+from zeusd.devices.amd.profiles import preset_to_keep, set_preset
 from zeusd.devices.port import DeviceError, Outcome, after_a_write
 
 GRAPHICS, MEMORY = 0, 4
@@ -101,15 +102,31 @@ def unlock(library: Library, gpu: int, domain: int) -> None:
     """Unlocks one domain; the limits of the other stay in force."""
     other = MEMORY if domain == GRAPHICS else GRAPHICS
     state = read_clocks(library, gpu)
+    preset = preset_to_keep(library, gpu)
     library.call("set_gpu_perf_level", gpu, _AUTO)
-    if not state.restricted(other):
-        return
-    low, high = state.now[other]
     with after_a_write():
+        if preset:
+            set_preset(library, gpu, preset)
+        if not state.restricted(other):
+            return
+        low, high = state.now[other]
         if other == MEMORY:
             lock_memory(library, gpu, high)
         else:
             lock_graphics(library, gpu, low, high)
+
+
+def relax(library: Library, gpu: int) -> None:
+    """Sets level `auto`, which drops a power profile and its level, unless clocks are locked."""
+    try:
+        state = read_clocks(library, gpu)
+    except DeviceError as error:
+        if error.outcome is not Outcome.UNSUPPORTED:
+            raise
+    else:
+        if state.restricted(GRAPHICS) or state.restricted(MEMORY):
+            return
+    library.call("set_gpu_perf_level", gpu, _AUTO)
 
 
 def _write(library: Library, gpu: int, domain: int, order: tuple[Span, ...]) -> None:

@@ -34,6 +34,9 @@ LEVEL_COUNT, LEVELS, LEVELS_MAX = 4, 16, 33
 SCLK, MCLK, SCLK_LIMITS, MCLK_LIMITS = 0, 16, 32, 48
 """amdsmi_od_volt_freq_data_t as the library fills it: lower and upper u64, in Hz."""
 
+PRESETS, PRESET = 0, 8
+"""amdsmi_power_profile_status_t: u64 mask of all presets, and u64 of the present one."""
+
 KFD_NODE = 8
 """amdsmi_kfd_info_t: u32, number of the partition's node in /sys/class/kfd/kfd/topology."""
 

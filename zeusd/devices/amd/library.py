@@ -54,6 +54,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "get_gpu_perf_level": (_P, _P),
     "set_gpu_perf_level": (_P, _U32),
     "get_gpu_od_volt_info": (_P, _P),
+    "get_gpu_power_profile_presets": (_P, _U32, _P),
+    "set_gpu_power_profile": (_P, _U32, _U64),
     "get_temp_metric": (_P, _U32, _U32, _P),
     "get_gpu_activity": (_P, _P),
     "get_violation_status": (_P, _P),
