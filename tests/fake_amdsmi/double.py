@@ -195,6 +195,7 @@ class AmdSmiDouble:
             setattr(self.node.gpus[index], name, value)
         card = self.card(index)
         card.mkdir(parents=True)
+        (card / "vbios_version").write_text("113-M3000100-102\n")
         if unique_id is not None:
             (card / "unique_id").write_text(f"{unique_id}\n")
         (card / "mem_info_vram_total").write_text(f"{192 << 30}\n")

@@ -146,6 +146,7 @@ def test_gpus_have_names_that_last(case: Case) -> None:
     backend.init()
     assert [backend.uuid(backend.device_handle(index)) for index in range(2)] == named
     assert backend.name(case.gpu)
+    assert backend.vbios(case.gpu)
     assert backend.memory_mib(case.gpu) > backend.memory_used_mib(case.gpu) >= 0
     assert backend.mig_enabled(case.gpu) is False
     assert [

@@ -41,6 +41,7 @@ LOOKED_UP = (
     "nvmlDeviceGetIndex",
     "nvmlDeviceGetMinorNumber",
     "nvmlDeviceGetName",
+    "nvmlDeviceGetVbiosVersion",
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetSerial",
     "nvmlDeviceGetPciInfo_v3",
