@@ -331,26 +331,27 @@ class _Gpu:
 
     def _name_cap(self, t_ns: int, lowest_mw: int, usual_mw: int) -> None:
         """Names who set the limit that was in force from a time on, unless the subject did."""
-        watts = f"{lowest_mw / 1000:g} W"
         every = [
             one
             for one in self._records
             if one.control == Control.POWER_LIMIT and one.event in _CHANGES
         ]
-        made = [one for one in every if one.t_ns <= t_ns + LATE_NS]
-        if not made or made[-1].new != watts:  # zeusd may have noticed it later
-            made = [one for one in every if one.event == OUTSIDE and one.new == watts][:1] or made
-        if made and made[-1].event in ("ceiling", "restore"):  # zeusd followed a ceiling
-            made = [one for one in made if one.event in (*_CEILINGS, "persisted")] or made
+        same = [one for one in every if abs(_milliwatts(one) - lowest_mw) <= ROUNDING_MW]
+        made = [one for one in every if one.t_ns <= t_ns + LATE_NS][-1:]
+        if not made or made[0] not in same:  # zeusd may have noticed it later, or never
+            made = [one for one in same if one.event == OUTSIDE and one.t_ns > t_ns][:1]
+        elif made[0].event in ("ceiling", "restore"):  # of what an administrator chose
+            made = [one for one in same if one.event in (*_CEILINGS, "persisted")][-1:] or made
         why = "no record says who set it"
-        for one in self._info.ceilings:
-            if not made and one.value[0] <= lowest_mw:
-                why = f"the ceiling {one.name} of {user_name(one.uid)}"
+        recorded = {one.reason for one in every if one.event == "ceiling_set"}
+        for ceiling in self._info.ceilings:
+            if ceiling.value[0] <= lowest_mw and ceiling.name not in recorded:
+                why = f"the ceiling {ceiling.name} of {user_name(ceiling.uid)}"
         if made:
-            self._named, why = made[-1], self._sentence(made[-1])
-        if not (made and self._is_own(made[-1])):
+            self._named, why = made[0], self._sentence(made[0])
+        if not (made and self._is_own(made[0])):
             usual = f"below its usual {usual_mw / 1000:g} W"
-            self.reasons.append(f"its power limit was {watts}, {usual}: {why}")
+            self.reasons.append(f"its power limit was {lowest_mw / 1000:g} W, {usual}: {why}")
 
     def _changes(self) -> Iterator[Change]:
         newest: dict[str, AuditRecord] = {}
@@ -421,6 +422,11 @@ class _Gpu:
         if most is None or not most.workload:
             return [] if most is None else [most]
         return [one for one in known if one.workload == most.workload]
+
+
+def _milliwatts(one: AuditRecord) -> float:
+    watts = (one.new or "").removesuffix(" W")
+    return 1000 * float(watts) if watts.replace(".", "", 1).isdecimal() else 0.0
 
 
 def _merged(sums: Iterable[UsageSum]) -> list[UsageSum]:

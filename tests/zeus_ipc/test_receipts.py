@@ -139,6 +139,21 @@ DISTURBED: dict[str, tuple[dict[str, Any], str]] = {
         | logged(limit("restore", 300, 400_000), limit("outside_change", 1063, number=2)),
         CAP + "power limit changed outside zeusd to 230 W at ",
     ),
+    "enforced by the board, long after another's cap": (
+        capped()
+        | logged(
+            limit("set", 300, uid=65_533), limit("restore", 310, 400_000, uid=65_533, number=2)
+        ),
+        CAP + "no record says who set it",
+    ),
+    "a ceiling that the driver rounded": (
+        capped((BEGIN - SECOND, 229_600))
+        | logged(
+            limit("ceiling_set", 500, uid=0, reason="fleet"),
+            limit("ceiling", 501, 229_600, uid=0, pid=0, number=2),
+        ),
+        "its power limit was 229.6 W, below its usual 400 W: ceiling fleet set",
+    ),
     "ceiling by root": (
         capped()
         | logged(
