@@ -402,13 +402,14 @@ class _Gpu:
         ]
         if not any(one.first_ms <= since_ms for one in sums):
             self.reasons.append("the energy ledger does not reach back to the interval's beginning")
-        users = _merged(one for one in sums if one.kind != "idle")
+        users = _users(sums, since_ms, until_ms)
         own = self._own(users)
         for one in users:
             who, begin, end = _label(one), _clock(one.first_ms), _clock(one.last_ms)
             if one.kind == "unattributed":
                 self.reasons.append(f"nobody knows who used it for a time: {who}")
-            elif one not in own:
+                continue
+            if one not in own:
                 self.reasons.append(f"{who} used it, too, from {begin} to {end}")
             since, until = _local(one.first_ms), _local(one.last_ms)
             yield Occupant(who=who, since=since, until=until, own=one in own)
@@ -429,16 +430,45 @@ def _milliwatts(one: AuditRecord) -> float:
     return 1000 * float(watts) if watts.replace(".", "", 1).isdecimal() else 0.0
 
 
-def _merged(sums: Iterable[UsageSum]) -> list[UsageSum]:
+def _users(sums: Iterable[UsageSum], since_ms: float, until_ms: float) -> list[UsageSum]:
     """One sum for each user; of accounts whose processes are known, only those."""
     found: dict[tuple[object, ...], UsageSum] = {}
     for one in sums:
         key = (one.kind, one.name, one.run, one.uid)
-        other = found.get(key, one)
-        first_ms, last_ms = min(one.first_ms, other.first_ms), max(one.last_ms, other.last_ms)
-        found[key] = one.model_copy(update={"first_ms": first_ms, "last_ms": last_ms})
-    known = {(one.workload or "user ", one.uid) for one in found.values() if one.kind == "process"}
-    return [one for one in found.values() if (f"{one.kind} {one.name}", one.uid) not in known]
+        other = found.get(key)
+        if other is not None:
+            span = {
+                "first_ms": min(one.first_ms, other.first_ms),
+                "last_ms": max(one.last_ms, other.last_ms),
+                "ns": one.ns + other.ns,
+                "methods": [*one.methods, *other.methods],
+            }
+            one = one.model_copy(update=span)
+        found[key] = one
+
+    def alone(one: UsageSum) -> bool:
+        """Whether it had the GPU for itself and without a pause, so that it had nobody else."""
+        covers = one.first_ms <= since_ms and until_ms <= one.last_ms
+        whole = one.ns / 1e6 + EDGE_MS >= one.last_ms - one.first_ms
+        return covers and whole and {*one.methods} <= {"allocated", "exclusive"}
+
+    everyone = [*found.values()]
+    for one in sorted(filter(alone, everyone), key=lambda one: one.kind == "process"):
+        if one in everyone:
+            mine = [each for each in everyone if _account(each) == _account(one)]
+            everyone = [each for each in mine if each is one or each.kind != one.kind]
+    known = {_account(one) for one in everyone if one.kind == "process"}
+    return [
+        one
+        for one in everyone
+        if one.kind == "process" or not (one.kind == "idle" or _account(one) in known)
+    ]
+
+
+def _account(one: UsageSum) -> tuple[str, int]:
+    """The account that is charged, also of a process."""
+    name = one.workload or "user " if one.kind == "process" else f"{one.kind} {one.name}"
+    return name, one.uid
 
 
 def _label(one: UsageSum) -> str:

@@ -210,6 +210,17 @@ DISTURBED: dict[str, tuple[dict[str, Any], str]] = {
         {"usage": {GPU: [used("others", "", uid=-1)]}},
         "GPU 0: other users, whom zeusd does not name to you, used it, too",
     ),
+    "another beside a job, for a part": (
+        {
+            "usage": {
+                GPU: [
+                    used("job", "8", methods=["allocated"], ns=60 * SECOND, active_uj=2 * 10**9),
+                    used("job", "7", methods=["allocated"], ns=10 * SECOND),
+                ]
+            }
+        },
+        "GPU 0: job 7 of nobody used it, too",
+    ),
     "not listed": (
         {"usage": {GPU: [used("unattributed", "no holder", uid=-1)]}},
         "GPU 0: nobody knows who used it for a time: no holder; allocate it",
@@ -283,6 +294,32 @@ HARMLESS: dict[str, dict[str, Any]] = {
                 OWN,
                 used("process", "5", last_ms=BEGIN_MS + 10),
                 used("process", "6", first_ms=END_MS),
+            ]
+        }
+    },
+    "a job that held the GPU between others of the same quarter of an hour": {
+        "usage": {
+            GPU: [
+                used("job", "8", methods=["allocated"], ns=70 * SECOND),
+                used("unattributed", "no holder", uid=-1, first_ms=BEGIN_MS - 60_000),
+                used("job", "7", methods=["allocated"], first_ms=BEGIN_MS - 60_000),
+            ]
+        }
+    },
+    "a process alone, while another's pause": {
+        "usage": {
+            GPU: [
+                used("process", "5", methods=["exclusive"], ns=70 * SECOND),
+                used("user", "", methods=["exclusive", "equal"], ns=80 * SECOND),
+                used("process", "6", methods=["exclusive"], first_ms=BEGIN_MS - 60_000),
+            ]
+        }
+    },
+    "idle in between": {
+        "usage": {
+            GPU: [
+                used("idle", "", ns=70 * SECOND),
+                used("process", "5", methods=["exclusive"], first_ms=BEGIN_MS - 60_000),
             ]
         }
     },
