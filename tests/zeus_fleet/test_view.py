@@ -141,3 +141,18 @@ def test_the_command_prints_and_draws_a_report(tmp_path: Path) -> None:
     file.write_text("".join(one.line() for one in records()))
     done = CliRunner().invoke(main, ["report", str(file), "--picture", str(file)])
     assert (done.exit_code, "is read by this command" in done.output) == (1, True)
+
+
+def test_a_report_of_a_large_site_has_no_exponents(tmp_path: Path) -> None:
+    file = tmp_path / "records"
+    large = [
+        replace(
+            one,
+            **{name: 40_000 * getattr(one, name) for name in vars(one) if name != "at_s"},
+        )
+        for one in records()
+    ]
+    file.write_text("".join(one.line() for one in large))
+    done = CliRunner().invoke(main, ["report", str(file)])
+    assert "24000 kW, 16000 kW below the standing limit: 8000 kWh" in done.output
+    assert "10000 of 40000 GPU-hours (25.0%)" in done.output

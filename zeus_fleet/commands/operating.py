@@ -197,8 +197,8 @@ def _text(one: EventReport) -> str:
         lines.append(f"  delivered  {_kw(one.drawn_w)} drawn; earlier power is not known")
     share = f" ({one.lost_gpu_h / one.busy_gpu_h:.1%})" if one.busy_gpu_h else ""
     lines.append(
-        f"  jobs lost  {one.lost_gpu_h:.3g} of {one.busy_gpu_h:.3g} GPU-hours{share}, by their "
-        "profiles"
+        f"  jobs lost  {_figure(one.lost_gpu_h)} of {_figure(one.busy_gpu_h)} GPU-hours{share}, "
+        "by their profiles"
     )
     if one.unknown_s:
         lines.append(f"  no records of {one.unknown_s:.0f} s")
@@ -206,8 +206,13 @@ def _text(one: EventReport) -> str:
 
 
 def _kwh(energy: float) -> str:
-    return f"{energy:.3g} kWh" if abs(energy) >= 0.0005 else "0 kWh"
+    return f"{_figure(energy, 3)} kWh" if abs(energy) >= 0.0005 else "0 kWh"
 
 
 def _kw(watts: float) -> str:
-    return f"{watts / 1000:.4g} kW"
+    return f"{_figure(watts / 1000)} kW"
+
+
+def _figure(value: float, digits: int = 4) -> str:
+    """A figure of so many digits; a large one has zeros, where `g` alone has an exponent."""
+    return f"{float(f'{value:.{digits}g}'):.15g}"
