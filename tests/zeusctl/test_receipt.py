@@ -204,6 +204,21 @@ def test_a_restart_of_zeusd_is_named(tmp_path: Path) -> None:
         assert [one.event for one in records].count("restarted") == 1
 
 
+def test_a_jobs_receipt_is_of_its_time(ctl: Ctl, bench: Bench) -> None:
+    """Others had the GPU before and after it, and nobody in between."""
+    for job in ("10", "11", "12"):
+        bench.client.allocate(bench.gpu, job)
+        since_ns = time.monotonic_ns()
+        wait_for(lambda: time.monotonic_ns() > since_ns + 300_000_000, "some time")
+        bench.client.deallocate(job)
+    said = ctl("receipt", "--job", "11", "--json")
+    found = Receipt.model_validate_json(said.out)
+    assert 0.25 < found.time_s < 30
+    assert [one.who for one in found.gpus[0].occupants] == ["job 11"]
+    assert not any("used it, too" in one or "nobody knows" in one for one in found.reasons)
+    assert found.subject == "job 11"
+
+
 @pytest.mark.needs("root")
 def test_others_see_what_the_policy_lets_them(daemon: RunningDaemon, bench: Bench) -> None:
     bench.client.set_power_limit(bench.gpu, CAP_MW)
@@ -248,7 +263,8 @@ REFUSED = (
     (("--since", "1m", "--pid", "1"), Exit.UNKNOWN, "process 1 used no GPU in that time"),
     (("--since", "1m", "--job", ""), Exit.USAGE, "--job is empty"),
     (("--since", "soon"), Exit.USAGE, "'soon' is not a time"),
-    ((), Exit.USAGE, "Missing option '--since'"),
+    ((), Exit.USAGE, "give --since"),
+    (("--job", "987654"), Exit.UNKNOWN, "the energy ledger has no job 987654"),
     (("--compare", __file__, __file__), Exit.FAILED, "is not a receipt"),
 )
 

@@ -13,12 +13,16 @@ import click
 from zeus_ipc.evidence import make_receipt
 from zeus_ipc.options import EXISTING_FILE, FILE, Whole, option
 from zeus_ipc.receipts import Receipt, Subject
+from zeus_ipc.requests import BUCKET_S
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.receipts import aiperf, differences, inferencex, page
 from zeusctl.reports import ComparisonReport
 from zeusctl.session import Session, now, verb
 from zeusctl.usage import instant
+
+KEPT_S = 30 * 86_400
+"""How far back a history reaches."""
 
 WRITERS: dict[str, Callable[[Receipt], str]] = {
     "text": lambda one: "\n".join(page(one)),
@@ -30,8 +34,8 @@ WRITERS: dict[str, Callable[[Receipt], str]] = {
 
 @verb()
 @gpus_argument()
-@option("--since", "Start: 10m (ago), 2026-11-01T12:00.")
-@option("--until", "End.", default="now")
+@option("--since", "Start: 10m (ago), 2026-11-01T12:00.  [default: that of the job or process]")
+@option("--until", "End.  [default: that of the job or process, or now]")
 @option("--job", "Only the GPUs of this job; what else used them is named.", metavar="ID")
 @option("--pid", "The same for a process.", Whole(1, 2**31 - 1))
 @option("--format form", "Output format.", (*WRITERS,), "text")
@@ -41,7 +45,7 @@ def receipt(
     session: Session,
     gpus: str,
     since: str | None,
-    until: str,
+    until: str | None,
     job: str | None,
     pid: int | None,
     form: str,
@@ -57,7 +61,7 @@ def receipt(
 
     \b
     zeusctl receipt 0-3 --since 10m
-    zeusctl receipt --job 77 --since 2h -o receipt.json
+    zeusctl receipt --job 77 -o receipt.json
     zeusctl receipt --compare before.json receipt.json
     """
     if compare:
@@ -70,14 +74,16 @@ def receipt(
     if job == "":
         raise click.UsageError("--job is empty; name one, or omit it")
     subject = Subject("job", job) if job else Subject("process", str(pid)) if pid else Subject()
-    if since is None:
-        raise click.UsageError("Missing option '--since': 10m, or 2026-11-01T12:00")
+    if since is None and not subject.kind:
+        raise click.UsageError("give --since (10m, or 2026-11-01T12:00), --job or --pid")
     uuids = [gpu.uuid for gpu in session.gpus(gpus)]
     this, this_ns = datetime.now(timezone.utc), time.monotonic_ns()
     try:
+        own = (None, None) if since else _span(session, subject)
         begin_ns, end_ns = (
-            this_ns - round((this - instant(one, None, this)).total_seconds() * 1e9)
-            for one in (since, until)
+            this_ns
+            - round((this - instant(one or found or "now", None, this)).total_seconds() * 1e9)
+            for one, found in zip((since, until), own, strict=True)
         )
         found = make_receipt(session.client, begin_ns, end_ns, uuids, subject)
     except LookupError as error:
@@ -89,6 +95,28 @@ def receipt(
             output.write_text(found.json_text() + "\n", encoding="utf-8")
     click.echo(WRITERS["json" if session.json else form](found))
     click.get_current_context().exit(Exit.OK if found.valid else Exit.FAILED)
+
+
+def _span(session: Session, subject: Subject) -> tuple[str, str]:
+    """When the newest run of a job, or a process, used GPUs first and last.
+
+    Raises:
+        LookupError: The reader sees none.
+    """
+    end_s = (int(time.time()) // BUCKET_S + 1) * BUCKET_S
+    sums = session.client.usage([end_s - KEPT_S, end_s], subject.kind).sums
+    runs = [one for one in sums if one.kind == subject.kind and subject.is_user(one)]
+    if not runs:
+        raise LookupError(
+            f"the energy ledger has no {' '.join(subject)} of the last 30 days that you may see; "
+            "give --since"
+        )
+    newest = max(runs, key=lambda one: one.first_ms)
+    first, last = (
+        datetime.fromtimestamp(ms / 1e3, timezone.utc).isoformat()
+        for ms in (newest.first_ms, newest.last_ms)
+    )
+    return first, last
 
 
 def _compare(session: Session, *paths: Path) -> None:
