@@ -21,7 +21,7 @@ from zeus.serving.clock_load import (
     number,
 )
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
-from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, longer_busy
+from zeus.serving.clock_power import LEAST_WINDOWS, Floor, longer_busy
 
 COLD_STEPS = 100
 """Steps at the highest clock before any other clock."""
@@ -36,20 +36,16 @@ SETTLE_S = 0.06
 """Time after a change in which it is not known at which clock a step ran."""
 
 ESCAPE_OVER = 0.35
-ESCAPE_SIGMAS = 5.0
 ESCAPE_STEPS = 4
 ESCAPE_S = 1.0
-"""After this many steps in a row that are longer than predicted by this share, and by this many
-residuals, use the highest clock for this time."""
+"""After this many steps in a row that are longer than predicted by this share, use the highest
+clock for this time."""
 
 SILENT_S = 0.3
 """Time without a step, while there are requests, after which to use the highest clock."""
 
 DOWN_SLACK = 0.97
 """Additional margin that a lower clock must have."""
-
-RETRY_S = 1.0
-"""Time at a clock with unknown step times after which to go up, to compare again."""
 
 SHORT_OUTPUT = 0.12
 """Share of the mean output of a running sequence that queued prompts are assumed to delay."""
@@ -115,7 +111,6 @@ class ClockPolicy:
         self._rate = RateBound(self.highest_mhz)
         self._level = self._level_before = 0
         self._lowest = len(self._clocks) - 1
-        self._highest = self._lowest  # above this it leaves a clock that is not worth it
         self._lowest_at = -math.inf
         self._steps = 0
         self._ended_s: float | None = None  # the last step
@@ -124,7 +119,6 @@ class ClockPolicy:
         self._down_s = -math.inf
         self._escape_until_s = -math.inf
         self._over = 0
-        self._frozen = 0
         self._below = 0.0  # share of recent time below the highest clock
         self._decoding = 0.0
         self._present = False  # whether there were requests after the last step
@@ -243,10 +237,9 @@ class ClockPolicy:
             if self._stretch.known[level]
         }
 
-    def predict(self, clock_mhz: int | None = None) -> Prediction:
-        """Predicted latencies at a clock under the present load; None: the clock wanted now."""
-        level = self._level if clock_mhz is None else self._clocks.index(clock_mhz)
-        return self._predict(level)
+    def predict(self) -> Prediction:
+        """Predicted latencies at the clock wanted now, under the present load."""
+        return self._predict(self._level)
 
     def saving(self) -> float:
         """Share of energy saved compared with the highest clock, from the fit of the board's
@@ -285,14 +278,8 @@ class ClockPolicy:
         longer = stretch.at(r)
         base = time.decode(sequences, context)
         expected = longer * base + time.prefill(prompt, sequences, longer, r)
-        over = took - expected
         self._steps += 1
-        if (
-            settled
-            and self._steps > COLD_STEPS
-            and over > ESCAPE_OVER * expected
-            and over > ESCAPE_SIGMAS * expected * min(0.2, time.residual2**0.5)
-        ):
+        if settled and self._steps > COLD_STEPS and took > (1 + ESCAPE_OVER) * expected:
             self._over += 1
             if self._over >= ESCAPE_STEPS:
                 self._over = 0
@@ -308,16 +295,10 @@ class ClockPolicy:
         level = self._level
         if abs(self._ratios[level] - r) > 0.01:
             self._comparison.cancel()  # running at another clock than requested
-            known = True
-        else:
-            known = stretch.known[level]
-            if not prompt and sequences:
-                found = self._comparison.add(took / base)
-                if found is not None:
-                    self._compared(found)
-        if not known and self._frozen < 100 and self._steps > COLD_STEPS:
-            self._frozen += 1  # the fit must not learn effects of the clock
-            return
+        elif not prompt and sequences:
+            found = self._comparison.add(took / base)
+            if found is not None:
+                self._compared(found)
         time.update(sequences, context, prompt, longer, r, took)
 
     def _compared(self, longer: float) -> None:
@@ -328,7 +309,6 @@ class ClockPolicy:
             stretch.learn(level, longer * stretch.values[before])
         elif stretch.known[level]:
             stretch.learn(before, stretch.values[level] / longer)
-        self._frozen = 0
 
     def _predict(self, level: int) -> Prediction:
         time, load = self._time, self._load
@@ -341,9 +321,6 @@ class ClockPolicy:
             return Prediction(math.inf, math.inf, math.inf)
         flat = time.base_s + time.saturating_s * saturation(load.sequences)
         steady = s * flat / room
-        if time.saturating_s > 0.0:
-            flat = time.base_s + time.saturating_s * saturation(load.output_rate * steady)
-            steady = s * flat / room
         step_s = s * time.decode(load.sequences, load.context)
         backlog_s = load.backlog * token
         queued = step_s / free + backlog_s / (SHORT_OUTPUT * load.output_tokens)
@@ -365,25 +342,14 @@ class ClockPolicy:
         if now >= self._lowest_at + 0.5:
             self._lowest_at = now
             if self._find_floor:
-                values, known = self._stretch.values, self._stretch.known
-                busy = self._busy()
-                self._lowest = self._floor.level(values, known, busy)
-                self._highest = max(
-                    self._lowest, self._floor.level(values, known, busy, STAY * WORTH)
-                )
+                stretch = self._stretch
+                self._lowest = self._floor.level(stretch.values, stretch.known, self._busy())
         if level and not self._keeps(level, 1.0):
             level -= 1
             while level and not self._keeps(level, DOWN_SLACK):
                 level -= 1
             return self._go(level, now)
-        if level > self._highest and now >= self._down_s + DOWN_S:
-            return self._go(level - 1, now)
-        if (  # the steps to compare were missed: try again
-            level
-            and not self._stretch.known[level]
-            and not self._comparison.under_way
-            and now >= self._changed_s + RETRY_S
-        ):
+        if level > self._lowest and now >= self._down_s + DOWN_S:
             return self._go(level - 1, now)
         if (
             level < self._lowest

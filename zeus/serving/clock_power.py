@@ -28,9 +28,6 @@ LEAST_WINDOWS = 5
 WORTH = 0.25
 """Percentage of energy that steps longer by 1 % must save."""
 
-STAY = 0.6
-"""Hysteresis: a clock in use is kept while it saves this share of the required energy."""
-
 GENERIC = (0.2, 0.15, 0.25, 0.4)
 """A generic power curve: constant, while busy, for the memory that steps read (longer steps read
 less per second), and for the highest clock."""
@@ -110,16 +107,13 @@ class Floor:
             parts = tuple(max(0.0, value) for value in self._fit.theta)
             self._parts = parts if parts[0] + parts[1] > 0.0 else self._parts
 
-    def level(
-        self, stretch: Sequence[float], known: Sequence[bool], busy: float, worth: float = WORTH
-    ) -> int:
+    def level(self, stretch: Sequence[float], known: Sequence[bool], busy: float) -> int:
         """The lowest level that is worth it, or the first one below whose stretch is not known.
 
         Args:
             stretch: Stretch of each level.
             known: Whether each stretch was measured.
             busy: Share of time in which steps would run at the highest clock.
-            worth: See `WORTH`.
         """
         level = 0
         before = self._energy(0, stretch[0], busy)
@@ -128,7 +122,7 @@ class Floor:
                 return lower
             energy = self._energy(lower, stretch[lower], busy)
             longer = stretch[lower] / stretch[lower - 1] - 1.0
-            if 1.0 - energy / before < worth * longer:
+            if 1.0 - energy / before < WORTH * longer:
                 break
             level, before = lower, energy
         return level
