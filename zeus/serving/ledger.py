@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from zeus.serving.columns import Floats, StepColumns, Updates, by_end
-from zeus.serving.digest import Digest
-from zeus.serving.fit import Weights, fit, learned_weights, nearest_weights
+from zeus.serving.columns import StepColumns, Updates, by_end
+from zeus.serving.digest import Condensed, Digest
+from zeus.serving.fit import Fit, Weights, fit, learned_weights, nearest_weights
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.meter import Meter
 from zeus.serving.requests import DUMMY, Requests
@@ -176,16 +176,7 @@ class Ledger:
 
     def finish(self, request: str, tenant: str = "", group: str = "") -> None:
         """Marks a request as finished, completed or aborted."""
-        # The front end knows a request by the id that all its sequences share.
-        shared = _SEQUENCE.sub("", request)
-        for name in (request, shared, _PROMPT.sub("-0", shared)):
-            if name in self._owners:
-                known_tenant, known_group = self._owners[name]
-                tenant, group = tenant or known_tenant, group or known_group
-                break
-        group = group or group_of(self._traces.get(request, ""))
-        labels = tenant[:MOST_LABEL], group[:MOST_LABEL]
-        self._finished.append((self._end_ns, request, *labels))
+        self._finished.append((self._end_ns, request, tenant, group))
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Excludes a span from attribution, such as one in which another process used the GPU.
@@ -231,7 +222,7 @@ class Ledger:
         if not wanted.size:
             return []
         what = self._digest.recent(wanted, LIVE_UPDATES)
-        fitted = fit(what.seen, len(what.clocks_mhz), self._prior(what.clocks_mhz))
+        fitted = self._fit(what)
         found = predict(what, fitted)
         found.refusal = fitted.refusal
         rows = self._stated(self._requests.provisional(wanted, found, METHOD))
@@ -251,7 +242,7 @@ class Ledger:
         """
         self._condense(until_ns)
         what = self._digest.condensed()
-        fitted = fit(what.seen, len(what.clocks_mhz), self._prior(what.clocks_mhz))
+        fitted = self._fit(what)
         if not fitted.refusal:
             self.weights = learned_weights(self.weights, fitted, what.seen, what.clocks_mhz)
         foreign = [*self._foreign, *find_foreign(what.seen)]
@@ -289,11 +280,6 @@ class Ledger:
             self._shown[phase] = max(self._shown[phase], now_j)
         return dict(self._shown)
 
-    @property
-    def open_requests(self) -> int:
-        """Number of requests that `settle` has not returned yet."""
-        return len(self._requests)
-
     # -------------------------------------------------------------------------------- internals
 
     def _condense(self, until_ns: int | None) -> None:
@@ -307,10 +293,23 @@ class Ledger:
         next_ns, later = self._digest.next_ns, []
         for finished in self._finished:
             if finished[0] < next_ns:
-                self._requests.finish(*finished[1:])
+                self._requests.finish(finished[1], *self._labels(*finished[1:]))
             else:  # its last step is not condensed yet
                 later.append(finished)
         self._finished = later
+
+    def _labels(self, request: str, tenant: str, group: str) -> tuple[str, str]:
+        """Tenant and group of a request. They are looked up some seconds after its end, because
+        messages of the front end may be read after those of the engine."""
+        # The front end knows a request by the id that all its sequences share.
+        shared = _SEQUENCE.sub("", request)
+        for name in (request, shared, _PROMPT.sub("-0", shared)):
+            if name in self._owners:
+                known_tenant, known_group = self._owners[name]
+                tenant, group = tenant or known_tenant, group or known_group
+                break
+        group = group or group_of(self._traces.get(request, ""))
+        return tenant[:MOST_LABEL], group[:MOST_LABEL]
 
     def _flush(self) -> None:
         """Turns new steps into columns."""
@@ -333,8 +332,8 @@ class Ledger:
         self._contexts |= bool(steps.context[~steps.prefill].any())
         self._digest.add(by_end(steps))
 
-    def _prior(self, clocks_mhz: Sequence[float]) -> Floats | None:
-        return nearest_weights(self.weights, clocks_mhz)
+    def _fit(self, what: Condensed) -> Fit:
+        return fit(what.seen, len(what.clocks_mhz), nearest_weights(self.weights, what.clocks_mhz))
 
     def _stated(self, rows: list[RequestEnergy]) -> list[RequestEnergy]:
         """Rows as they are given to the caller, kept for queries: with what the steps lack."""

@@ -425,14 +425,22 @@ def test_a_ledger_answers_provisionally_and_then_finally():
     assert sum(after.values()) == pytest.approx(totals.requests_j + totals.idle_j, rel=0.05)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("request_id", ["cmpl-a-0", "cmpl-a-1", "1_cmpl-a-0", "chat", "0_chat"])
-def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
+def test_the_owner_of_a_request_covers_all_its_sequences(request_id, late):
     ledger = Ledger(["x"])
-    for name in ("cmpl-a-0", "chat"):
-        ledger.take(Owner(name, "search", "task"))
+
+    def own() -> None:
+        for name in ("cmpl-a-0", "chat"):
+            ledger.take(Owner(name, "search", "task"))
+
+    if not late:
+        own()
     ledger.step(EngineStep("0", 1, 0, 10 * MS, [request_id, "other"], [True] * 2, [5] * 2, [0] * 2))
     for name in (request_id, "other"):
         ledger.finish(name)
+    if late:  # a busy ledger read the front end's messages after those of the engine
+        own()
 
     assert {row.request: (row.tenant, row.group) for row in ledger.settle().rows} == {
         request_id: ("search", "task"),
