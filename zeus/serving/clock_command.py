@@ -180,15 +180,16 @@ def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
+    engine = None if rank is None else str(rank)
     if "://" in feed:
         from zeus.serving import forward_pass
 
         with one_sentence():
             subscription = forward_pass.subscribe(feed)
-        forward_pass.listen(subscription, ClockPasses(control, rank), ended)
+        forward_pass.listen(subscription, ClockPasses(control, engine), ended)
         return
     try:
-        requests = RequestFeed(control, None if rank is None else str(rank))
+        requests = RequestFeed(control, engine)
         receiver = Receiver(feed, requests.take)
     except OSError as error:
         raise click.ClickException(

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from zeus.serving.clock_control import ClockControl
     from zeus.serving.forward_pass import ForwardPass
 
-NS = 1e-9
 TPOT_STEPS = 64
 """Number of decode steps whose mean time is taken as one request's TPOT, of forward passes."""
 
@@ -55,7 +54,7 @@ class RequestFeed:
         if message.engine != self._engine:
             return False
         if isinstance(message, Arrival):
-            self._arrived(message.request, message.at_ns * NS, message.prompt)
+            self._arrived(message.request, message.at_ns / 1e9, message.prompt)
         elif isinstance(message, Finish):
             self._finish(message.request)
         else:
@@ -70,7 +69,7 @@ class RequestFeed:
         self._backlog += one.left
 
     def _step(self, step: EngineStep) -> None:
-        begin_s, end_s = step.begin_ns * NS, step.end_ns * NS
+        begin_s, end_s = step.begin_ns / 1e9, step.end_ns / 1e9
         known, queued = self._requests, self._queued
         computed, sequences, length = 0.0, 0, 0.0
         rows = zip(step.ids, step.prefill, step.tokens, step.context, strict=True)
@@ -132,7 +131,7 @@ class ClockPasses:
         rank: The worker's data parallel rank; None: that of the first pass.
     """
 
-    def __init__(self, control: ClockControl, rank: int | None = None) -> None:
+    def __init__(self, control: ClockControl, rank: str | None = None) -> None:
         self._control, self._rank = control, rank
         self._worker: str | None = None
         self._arrivals: deque[float] = deque()  # of the queue, estimated
@@ -140,21 +139,25 @@ class ClockPasses:
         self._steps = 0
         self._steps_s = self._tpot_s = 0.0
 
-    def __call__(self, now_ns: int, one: ForwardPass) -> None:
-        """Handles a pass that ended now; ignores those of other workers."""
-        if self._worker is None and self._rank in (None, one.rank):
-            self._worker, self._rank = one.worker, one.rank
-        if (self._worker, self._rank) != (one.worker, one.rank):
+    def __call__(self, one: ForwardPass) -> None:
+        """Handles a pass; ignores those of other workers."""
+        step, control = one.step, self._control
+        if self._worker is None and self._rank in (None, step.engine):
+            self._worker, self._rank = one.worker, step.engine
+        if (self._worker, self._rank) != (one.worker, step.engine):
             return
-        now_s, control = now_ns / 1e9, self._control
+        now_s = step.end_ns / 1e9
         left = self._left(now_s, one.waiting)
-        if not one.seconds:
+        if one.idle:
             if not one.waiting:
                 control.drained()
             return
-        begin_s = max(self._ended_s, now_s - one.seconds)
+        begin_s = max(self._ended_s, step.begin_ns / 1e9)
         self._ended_s = now_s
-        if one.decode_requests:
+        rows = [*zip(step.prefill, step.tokens, step.context, strict=True)]
+        prompt = sum(tokens for prefill, tokens, _ in rows if prefill)
+        contexts = [context for prefill, _, context in rows if not prefill]
+        if contexts:
             self._steps += 1
             self._steps_s += now_s - begin_s
             if self._steps == TPOT_STEPS:
@@ -164,9 +167,9 @@ class ClockPasses:
         for waited_s in left:
             control.seen(waited_s, self._tpot_s)
         oldest_s = max(0.0, now_s - self._arrivals[0]) if self._arrivals else 0.0
-        rows = one.prefill_tokens, one.decode_requests, one.decode_context
         control.step(
-            Step(begin_s, now_s, *rows, 0.0), Queue(one.waiting, one.backlog_tokens, oldest_s)
+            Step(begin_s, now_s, prompt, len(contexts), sum(contexts), 0.0),
+            Queue(one.waiting, one.backlog_tokens, oldest_s),
         )
 
     def _left(self, now_s: float, waiting: int) -> list[float]:

@@ -11,8 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import zmq
@@ -30,53 +29,29 @@ MOST_SEQUENCES = 4096
 """Largest plausible number of sequences in a step."""
 
 
-@dataclass(frozen=True)
-class ForwardPass:
+class ForwardPass(NamedTuple):
     """One forward pass.
 
     Attributes:
         worker: The worker.
-        rank: Its data parallel rank.
-        number: Number of the worker's pass.
-        seconds: Duration, s; 0 when the engine becomes idle.
-        prefill_requests, prefill_tokens, prefill_context: Requests in prefill, their tokens in this
-            pass, and what was in their KV cache.
-        decode_requests, decode_context: Requests in decode, and what was in their KV cache.
+        step: Its step, with a row for each request; those of a phase are equal. Its engine is named
+            by the data parallel rank. It has no length when the engine becomes idle.
         waiting, backlog_tokens: Requests in the queue, and the tokens of their prompts.
     """
 
     worker: str
-    rank: int
-    number: int
-    seconds: float
-    prefill_requests: int
-    prefill_tokens: int
-    prefill_context: int
-    decode_requests: int
-    decode_context: int
+    step: EngineStep
     waiting: int
     backlog_tokens: int
 
-    def rows(self) -> tuple[list[str], list[bool], list[float], list[float]]:
-        """The pass as rows of a step, one for each request; those of a phase are equal.
-
-        Returns:
-            Ids (`prefill-0`, `decode-0`, ...), prefill, tokens and context, for `Ledger.step`.
-        """
-        rows = [
-            (f"{phase}-{number}", phase == "prefill", tokens / count, context / count)
-            for phase, count, tokens, context in (
-                ("prefill", self.prefill_requests, self.prefill_tokens, self.prefill_context),
-                ("decode", self.decode_requests, self.decode_requests, self.decode_context),
-            )
-            for number in range(count)
-        ]
-        ids, prefill, tokens, context = map(list, zip(*rows, strict=True)) if rows else [[]] * 4
-        return ids, prefill, tokens, context
+    @property
+    def idle(self) -> bool:
+        """Whether the engine becomes idle."""
+        return self.step.begin_ns == self.step.end_ns
 
 
-def decode(data: bytes) -> ForwardPass:
-    """Decodes a message: positional msgpack.
+def decode(data: bytes, now_ns: int) -> ForwardPass:
+    """Decodes a message that arrived now: positional msgpack.
 
     `version, worker_id, dp_rank, counter_id, wall_time, scheduled_requests, queued_requests`, the
     last two being `num_prefill_requests, sum_prefill_tokens, var_prefill_length,
@@ -91,19 +66,30 @@ def decode(data: bytes) -> ForwardPass:
         _, worker, rank, number, *rest = fields
         if isinstance(rest[0], str):  # newer versions start with the kind of the timing
             rest = rest[1:]
-        seconds, scheduled, queued = rest[:3]
+        seconds, scheduled, queued = float(rest[0]), *rest[1:3]
         prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
         counts = [int(n) for n in (prefills, tokens, prefill_kv, decodes, decode_kv, *queued[:2])]
-        found = ForwardPass(str(worker), int(rank), int(number), float(seconds), *counts)
-        if min(counts) < 0 or not 0 <= found.seconds < 3600 or found.waiting > MOST_REQUESTS:
+        prefills, tokens, prefill_kv, decodes, decode_kv, waiting, backlog = counts
+        if min(counts) < 0 or not 0 <= seconds < 3600 or waiting > MOST_REQUESTS:
             raise ValueError
-        if found.prefill_requests + found.decode_requests > MOST_SEQUENCES:
+        if prefills + decodes > MOST_SEQUENCES:
             raise ValueError
+        engine, number = str(int(rank)), int(number) + 1
     except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException):
         raise RequestRejected(
             "this is not a message of forward-pass metrics; check the address of the feed"
         ) from None
-    return found
+    rows = [
+        (f"{phase}-{n}", phase == "prefill", total / count, context / count)
+        for phase, count, total, context in (
+            ("prefill", prefills, tokens, prefill_kv),
+            ("decode", decodes, decodes, decode_kv),
+        )
+        for n in range(count)
+    ]
+    columns = map(list, zip(*rows, strict=True)) if rows else [[]] * 4
+    step = EngineStep(engine, number, now_ns - round(seconds * 1e9), now_ns, *columns)
+    return ForwardPass(str(worker), step, waiting, backlog)
 
 
 def subscribe(address: str) -> zmq.Socket[bytes]:
@@ -125,23 +111,21 @@ def subscribe(address: str) -> zmq.Socket[bytes]:
 
 
 def listen(
-    socket: zmq.Socket[bytes], take: Callable[[int, ForwardPass], None], ended: threading.Event
+    socket: zmq.Socket[bytes], take: Callable[[ForwardPass], None], ended: threading.Event
 ) -> None:
-    """Calls `take` with each pass and the instant of its arrival, ns, until the event; then closes
-    the socket. Logs the first message that is not valid."""
+    """Calls `take` with each pass until the event; then closes the socket. Logs the first message
+    that is not valid."""
     warned = False
     while not ended.is_set():
         if not socket.poll(POLL_MS):
             continue
         now_ns, data = time.monotonic_ns(), socket.recv_multipart()[-1]
         try:
-            found = decode(data)
+            take(decode(data, now_ns))
         except RequestRejected as error:
             if not warned:
                 warned = True
                 log.warning("%s", error)
-            continue
-        take(now_ns, found)
     socket.close()
 
 
@@ -174,19 +158,15 @@ class LedgerPasses:
         self._block: dict[str, int] = {}
         self._names: dict[str, set[str]] = {}
 
-    def __call__(self, now_ns: int, one: ForwardPass) -> None:
-        """Handles a pass that ended now."""
-        if not one.seconds:
+    def __call__(self, one: ForwardPass) -> None:
+        """Handles a pass."""
+        if one.idle:
             return
-        engine, block = str(one.rank), one.number // BLOCK
+        engine, block = one.step.engine, (one.step.number - 1) // BLOCK
         if self._block.get(engine) != block:
             for name in self._names.get(engine, ()):
                 self._take(Finish(engine, name))
             self._block[engine], self._names[engine] = block, set()
-        ids, prefill, tokens, context = one.rows()
-        names = [f"{name}#{block}" for name in ids]
+        names = [f"{name}#{block}" for name in one.step.ids]
         self._names[engine].update(names)
-        begin_ns = now_ns - round(one.seconds * 1e9)
-        self._take(
-            EngineStep(engine, one.number + 1, begin_ns, now_ns, names, prefill, tokens, context)
-        )
+        self._take(one.step._replace(ids=names))

@@ -36,8 +36,8 @@ def message(seconds: float = 0.01, waiting: int = 0, worker: str = "w", **more: 
     return bytes(msgpack.packb(fields))
 
 
-def passed(seconds: float = 0.01, waiting: int = 0, worker: str = "w", **more: int) -> ForwardPass:
-    return decode(message(seconds, waiting, worker, **more))
+def passed(now_s: float, *arguments: Any, **more: Any) -> ForwardPass:
+    return decode(message(*arguments, **more), round(now_s * 1e9))
 
 
 class Sink:
@@ -60,9 +60,9 @@ class Sink:
 def test_a_message_is_a_step() -> None:
     sink = Sink()
     feed = ClockPasses(sink)
-    feed(round((100.0) * 1e9), passed(0.010, waiting=2, prefill=64))
-    feed(round((100.005) * 1e9), passed(0.010, waiting=1))  # steps do not overlap
-    feed(round((101.0) * 1e9), passed(0.0, decoding=0))
+    feed(passed(100.0, 0.010, waiting=2, prefill=64))
+    feed(passed(100.005, 0.010, waiting=1))  # steps do not overlap
+    feed(passed(101.0, 0.0, decoding=0))
     assert sink.told == [
         (Step(99.99, 100.0, 64, 8, 4000, 0.0), Queue(2, 200, 0.0)),
         (Step(100.0, 100.005, 0, 8, 4000, 0.0), Queue(1, 100, pytest.approx(0.005))),
@@ -72,16 +72,16 @@ def test_a_message_is_a_step() -> None:
 
 def test_the_newer_layout_says_what_was_timed() -> None:
     fields = msgpack.unpackb(message(0.02))
-    found = decode(msgpack.packb([*fields[:4], "execute_model", *fields[4:]]))
-    assert found == decode(message(0.02))
+    found = decode(msgpack.packb([*fields[:4], "execute_model", *fields[4:]]), 10**9)
+    assert found == decode(message(0.02), 10**9)
 
 
 def test_only_one_worker_is_accepted() -> None:
     sink = Sink()
-    feed = ClockPasses(sink, rank=1)
-    feed(round((1.0) * 1e9), passed(rank=0))
-    feed(round((2.0) * 1e9), passed(rank=1, worker="a"))
-    feed(round((3.0) * 1e9), passed(rank=1, worker="b"))
+    feed = ClockPasses(sink, "1")
+    feed(passed(1.0, rank=0))
+    feed(passed(2.0, rank=1, worker="a"))
+    feed(passed(3.0, rank=1, worker="b"))
     assert [step.end_s for step, _ in filter(None, sink.told)] == [2.0]
 
 
@@ -96,10 +96,10 @@ values = st.recursive(
 def test_anything_else_is_rejected_or_a_step(data: bytes) -> None:
     sink = Sink()
     try:
-        ClockPasses(sink)(10**9, decode(data))
+        ClockPasses(sink)(decode(data, 10**9))
     except RequestRejected:
         with pytest.raises(RequestRejected, match="not a message"):
-            decode(data)
+            decode(data, 10**9)
     assert len(sink.told) <= 1
 
 
@@ -107,7 +107,7 @@ def test_the_waits_of_a_queue_are_those_of_first_in_first_out() -> None:
     sink = Sink()
     feed = ClockPasses(sink)
     for second, waiting in ((1, 0), (2, 2), (3, 3), (4, 1), (5, 0)):
-        feed(second * 10**9, passed(0.01, waiting))
+        feed(passed(second, 0.01, waiting))
     assert [queue.oldest_wait_s for _, queue in filter(None, sink.told)] == [0, 0, 1, 1, 0]
     assert [wait for wait, _ in sink.requests] == [2, 2, 2]
 
@@ -116,7 +116,7 @@ def test_the_latencies_of_requests_are_estimated() -> None:
     sink = Sink()
     feed = ClockPasses(sink)
     for number in range(64):
-        feed(round((1.0 + 0.010 * number) * 1e9), passed(0.010, waiting=int(number < 10)))
+        feed(passed(1.0 + 0.010 * number, 0.010, waiting=int(number < 10)))
     assert sink.requests[0] == (pytest.approx(0.1), 0.0), "left the queue after ten steps"
     assert sink.requests[1] == (0.0, pytest.approx(0.010))
 

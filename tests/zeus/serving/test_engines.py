@@ -20,7 +20,7 @@ from tests.zeus.serving.batches import TakesBatches
 from tests.zeus.serving.server import Served, serve
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
-from zeus.serving.forward_pass import LedgerPasses, decode, follow
+from zeus.serving.forward_pass import ForwardPass, LedgerPasses, decode, follow
 from zeus.serving.front_end import Finished, FrontEnd, Row
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
@@ -315,13 +315,12 @@ PASS = [1, "worker-3", 0, 17, 0.02, [1, 512, 0.0, 100, 3, 900, 2.0], [4, 0, 0.0,
 
 
 def test_a_forward_pass_is_a_step_of_equal_rows():
-    found = decode(msgpack.packb(PASS))
+    found = decode(msgpack.packb(PASS), 10**9)
 
-    ids, prefill, tokens, context = found.rows()
-    assert ids == ["prefill-0", "decode-0", "decode-1", "decode-2"]
-    assert prefill == [True, False, False, False]
-    assert tokens == [512, 1, 1, 1]
-    assert context == [100, 300, 300, 300]
+    ids = ["prefill-0", "decode-0", "decode-1", "decode-2"]
+    prefill, tokens, context = [True, False, False, False], [512, 1, 1, 1], [100, 300, 300, 300]
+    step = EngineStep("0", 18, 980_000_000, 10**9, ids, prefill, tokens, context)
+    assert found == ForwardPass("worker-3", step, 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +340,7 @@ def test_a_forward_pass_is_a_step_of_equal_rows():
 )
 def test_an_invalid_forward_pass_is_rejected(data):
     with pytest.raises(RequestRejected):
-        decode(data)
+        decode(data, 10**9)
 
 
 def test_passes_are_dated_by_their_arrival_and_nonsense_is_named_once(caplog):
@@ -374,7 +373,7 @@ def test_forward_passes_reach_a_ledger_in_blocks():
     told: list[Any] = []
     feed = LedgerPasses(told.append)
     for number in (998, 999, 1000):
-        feed(20_000_000, decode(msgpack.packb([*PASS[:3], number, "forward", *PASS[4:]])))
+        feed(decode(msgpack.packb([*PASS[:3], number, "forward", *PASS[4:]]), 20_000_000))
 
     assert [type(one).__name__ for one in told] == [
         "EngineStep",
