@@ -35,16 +35,10 @@ TENANT_ENV = "ZEUS_SERVING_TENANT_HEADER"
 
 
 class EnergyHeader:
-    """The middleware.
+    """The middleware."""
 
-    Args:
-        engine_id: The engine's name of a request, with `{}` for the id. None: by the path, as in
-            vLLM: `chatcmpl-{}` for chats, `cmpl-{}-0` for a single completion.
-    """
-
-    def __init__(self, app: Application, engine_id: str | None = None) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
-        self._engine_id = engine_id
         self._tenant_header = os.environ.get(TENANT_ENV, "").strip().lower().encode()
         self._recorder = Recorder()
 
@@ -64,7 +58,7 @@ class EnergyHeader:
             headers = [(name, value) for name, value in headers if name.lower() != ID_HEADER]
             headers.append((ID_HEADER, given))
             scope = {**scope, "headers": headers}
-        energy_id = self._id_of(scope).replace("{}", given.decode())
+        energy_id = _engine_id(str(scope.get("path", "")), given.decode())
         tenant = header(self._tenant_header) if self._tenant_header else b""
         trace, baggage = (header(name).decode("latin-1") for name in (b"traceparent", b"baggage"))
         group = group_of(trace, baggage)
@@ -79,10 +73,9 @@ class EnergyHeader:
 
         await self._app(scope, receive, with_header)
 
-    def _id_of(self, scope: Scope) -> str:
-        if self._engine_id is not None:
-            return self._engine_id
-        path = str(scope.get("path", ""))
-        if path.endswith("/chat/completions"):
-            return "chatcmpl-{}"
-        return "cmpl-{}-0" if path.endswith("/completions") else "{}"
+
+def _engine_id(path: str, given: str) -> str:
+    """vLLM's name of a request, by its path."""
+    if path.endswith("/chat/completions"):
+        return f"chatcmpl-{given}"
+    return f"cmpl-{given}-0" if path.endswith("/completions") else given

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from zeus.serving.clock_fleet import FleetNeed, Needs, needed_w
+from zeus.serving.clock_fleet import Needs, needed_w
 from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.gpus import Tenants
@@ -165,8 +165,7 @@ class ClockControl:
         self._set_s = self._stepped_s = self._beat_s = -math.inf
         self._serving_s = -math.inf  # it has served without a pause since then
         self._cap = math.inf
-        self._needs = Needs()
-        self._fleet = FleetNeed(gpus, ttl_s)
+        self._needs = Needs(gpus, ttl_s)
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._run, name="zeus-serving-clocks", daemon=True)
         self._thread.start()
@@ -359,7 +358,7 @@ class ClockControl:
             capped = sampled < CAPPED * self._now.set_mhz and now > self._set_s + SETTLED_S
             self._cap = sampled if capped and serving and not idle else math.inf
         if not self.dry_run:
-            self._fleet.publish(client, now, self._needs.power_w)
+            self._needs.publish(client, now)
 
     def _report_energy(self, client: Client, policy: ClockPolicy) -> None:
         end_ns = time.monotonic_ns() - ENERGY_NS
@@ -435,6 +434,6 @@ class ClockControl:
             return
         try:
             client.release(self._gpus, [CONTROL])
-            self._fleet.release(client)
+            self._needs.release(client)
         except ZeusIpcError as error:
             log.debug("clocks are restored when the lease ends: %s", error.message)

@@ -14,41 +14,10 @@ from zeus_ipc.client import Client
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import LeaseHeld, ZeusIpcError
 
+log = logging.getLogger(__name__)
+
 KEPT_S = 300.0
 """Length of the interval whose highest values count; at most twice this."""
-
-
-class Needs:
-    """The highest wanted clock, and the highest power limit needed, over some minutes; pure.
-
-    A power budget's allocator must not go below the power (`zeus_fleet.policies.Job.needs_mw`).
-    """
-
-    def __init__(self) -> None:
-        self._began_s = -math.inf
-        self._now = self._before = (0.0, 0.0)
-
-    def seen(self, now_s: float, clock_mhz: float, watts: float) -> None:
-        """Adds the clock that the policy wants, and the power limit that a GPU needs; NaN: not
-        known.
-        """
-        if not self._began_s <= now_s < self._began_s + KEPT_S:
-            self._began_s, self._before, self._now = now_s, self._now, (0.0, 0.0)
-        clock, power = self._now
-        self._now = max(clock, clock_mhz), watts if watts > power else power
-
-    @property
-    def clock_mhz(self) -> float:
-        """The lowest clock that would have met the objectives all the time; 0: not known yet."""
-        return max(self._before[0], self._now[0])
-
-    @property
-    def power_w(self) -> float:
-        """The lowest power limit of each GPU that would have done so, W; NaN: not known."""
-        return max(self._before[1], self._now[1]) or math.nan
-
-
-log = logging.getLogger(__name__)
 
 CEILING = "fleet"
 CONTROL = Control.POWER_LIMIT.value
@@ -75,10 +44,12 @@ def needed_w(gpus: Iterable[tuple[float, float]]) -> float:
     )
 
 
-class FleetNeed:
-    """Publishes the power that an instance needs if its GPUs are under a fleet's ceiling.
+class Needs:
+    """The highest wanted clock, and the highest power limit needed, over some minutes.
 
-    Acquires the leases on their power limits for this, and sets none. Never raises.
+    Publishes the power if the instance's GPUs are under a fleet's ceiling: a power budget's
+    allocator must not go below it (`zeus_fleet.policies.Job.needs_mw`). Acquires leases on their
+    power limits for this, and sets none.
 
     Args:
         gpus: UUIDs of the instance's GPUs.
@@ -88,19 +59,40 @@ class FleetNeed:
     def __init__(self, gpus: Sequence[str], ttl_s: float) -> None:
         self._gpus = [*gpus]
         self._ttl_s = ttl_s
+        self._began_s = -math.inf
+        self._now = self._before = (0.0, 0.0)
         self._published_w = 0.0
         self._next_s = -math.inf
         self._holds = False
         self._refused = False
 
-    def publish(self, client: Client, now_s: float, watts: float) -> None:
-        """Publishes the need if it is due.
+    def seen(self, now_s: float, clock_mhz: float, watts: float) -> None:
+        """Adds the clock that the policy wants, and the power limit that a GPU needs; NaN: not
+        known.
+        """
+        if not self._began_s <= now_s < self._began_s + KEPT_S:
+            self._began_s, self._before, self._now = now_s, self._now, (0.0, 0.0)
+        clock, power = self._now
+        self._now = max(clock, clock_mhz), watts if watts > power else power
+
+    @property
+    def clock_mhz(self) -> float:
+        """The lowest clock that would have met the objectives all the time; 0: not known yet."""
+        return max(self._before[0], self._now[0])
+
+    @property
+    def power_w(self) -> float:
+        """The lowest power limit of each GPU that would have done so, W; NaN: not known."""
+        return max(self._before[1], self._now[1]) or math.nan
+
+    def publish(self, client: Client, now_s: float) -> None:
+        """Publishes the power if it is due. Never raises.
 
         Args:
             client: Client of their zeusd; its heartbeats keep the leases.
             now_s: Time on a monotonic clock, s.
-            watts: Power limit that each GPU needs, W; NaN: not known.
         """
+        watts = self.power_w
         if math.isnan(watts) or (now_s < self._next_s and watts <= 1.02 * self._published_w):
             return
         self._next_s, self._published_w = now_s + PUBLISHED_S, watts

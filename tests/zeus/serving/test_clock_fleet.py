@@ -28,7 +28,7 @@ def test_a_need_is_what_is_drawn_and_a_margin_unless_a_limit_cuts_it_off() -> No
 def test_a_need_that_is_granted_does_not_grow() -> None:
     """Under any limit, it settles above what the GPU would draw without one."""
     for wish in (90.0, 180.0, 240.0):
-        need, limit = Needs(), 100.0
+        need, limit = Needs([], 1.0), 100.0
         for second in range(60):
             need.seen(float(second), 0.0, needed_w([(min(wish, limit), limit)]))
             limit = min(250.0, max(100.0, need.power_w))

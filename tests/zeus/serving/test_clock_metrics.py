@@ -75,7 +75,7 @@ def test_metrics_are_served_by_names_of_this_machine_only() -> None:
 
 
 def test_needed_power_is_forgotten_after_some_minutes() -> None:
-    needs = Needs()
+    needs = Needs([], 1.0)
     assert math.isnan(needs.power_w)
     needs.seen(0.0, 1980, 500.0)
     needs.seen(200.0, 1200, math.nan)
