@@ -1,7 +1,7 @@
 """Energy of inference servers: the joules of every request, and clocks under a latency target.
 
     the engine's process
-        vllm.probe, transformers, or vllm.stats with front_end -> recorder
+        vllm.probe, transformers, or vllm.stats (vllm.front_end) -> recorder
             | wire: Arrival, EngineStep, Finish, Owner
     the ledger's process (python -m zeus.serving serve)
         receiver, or forward_pass -> service -> ledger -> rows: log, HTTP, metrics, telemetry
@@ -10,6 +10,7 @@
     clock control's process (python -m zeus.serving clocks, tune)
         receiver, or forward_pass -> clock_requests -> clock_control -> clock_policy
         clock_policy: clock_load, clock_model, clock_power; clock_tune is a policy that tunes
+        clock_fleet publishes the power that an instance needs
 
 A feed calls `take` with messages; `Ledger` and `RequestFeed` have it. Clocks have a process of
 their own: a fit takes longer than a policy may wait for a step.

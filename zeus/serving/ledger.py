@@ -27,11 +27,11 @@ import numpy as np
 from zeus.serving.columns import StepColumns, Updates, by_end
 from zeus.serving.digest import Condensed, Digest
 from zeus.serving.fit import Fit, Weights, fit, learned_weights, nearest_weights
-from zeus.serving.front_end import WAIT_NS
 from zeus.serving.meter import Meter
 from zeus.serving.requests import DUMMY, Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import Interval, find_foreign, predict, split
+from zeus.serving.vllm.front_end import WAIT_NS
 from zeus.serving.wire import (
     MOST_LABEL,
     MOST_REQUESTS,

@@ -21,9 +21,9 @@ from tests.zeus.serving.server import Served, serve
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
 from zeus.serving.forward_pass import ForwardPass, LedgerPasses, decode, follow
-from zeus.serving.front_end import Finished, FrontEnd, Row
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
+from zeus.serving.vllm.front_end import Finished, FrontEnd, Row
 from zeus.serving.vllm.stats import EnergyStatLogger
 from zeus.serving.wire import EngineStep
 from zeus_ipc.errors import RequestRejected

@@ -2,8 +2,8 @@
 
 It records nothing unless `ZEUS_SERVING=stats`; with `ZEUS_SERVING_METRICS` it adds the ledger's
 metrics to vLLM's. It works without the probe in the scheduler, with the larger error that
-`zeus.serving.front_end` explains. Written against vLLM 0.32 and 0.33, whose statistics may change:
-missing values count as 0.
+`zeus.serving.vllm.front_end` explains. Written against vLLM 0.32 and 0.33, whose statistics may
+change: missing values count as 0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import logging
 import os
 from typing import Any
 
-from zeus.serving.front_end import Finished, FrontEnd
 from zeus.serving.recorder import EngineProbe, Recorder
 from zeus.serving.relay import URL_ENV, register
+from zeus.serving.vllm.front_end import Finished, FrontEnd
 from zeus.serving.vllm.probe import MODE_ENV
 
 log = logging.getLogger(__name__)
