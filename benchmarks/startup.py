@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--rounds N]
 
-All in one run, alternating: `python -c pass`, `import click`, `zeusctl --help`, `zeusctl status` on
-a simulated node of 8 GPUs, and the imports of the library for training jobs.
+All in one run, alternating: `python -c pass`, `import click`, the help, `zeusctl status` on a
+simulated node of 8 GPUs, and the imports of the library for training jobs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ COMMANDS = {
     "import zeus_ipc.client": ["-c", "import zeus_ipc.client"],
     "import zeus.monitor": ["-c", "import zeus.monitor"],
     "zeusctl --help": ["-m", "zeusctl", "--help"],
+    "zeusctl set --help": ["-m", "zeusctl", "set", "--help"],
     "zeusctl status (8 GPUs)": ["-m", "zeusctl", "status"],
     "zeusctl status --json": ["-m", "zeusctl", "status", "--json"],
     "zeusctl release --job 1": ["-m", "zeusctl", "release", "--job", "1"],
@@ -69,7 +70,8 @@ def wait_until_serving(path: str) -> None:
 
 
 def measure(path: str, rounds: int) -> dict[str, list[float]]:
-    env = {**os.environ, "ZEUSD_SOCK_PATH": path}
+    env = {**os.environ, "ZEUSD_SOCK_PATH": path, "PYTHONPYCACHEPREFIX": f"{path}.cache"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for turn in range(rounds + 1):
         for name, arguments in COMMANDS.items():

@@ -84,6 +84,7 @@ class _Path(click.Path):
 FILE = _Path(dir_okay=False, path_type=Path)
 OUTPUT = _Path(dir_okay=False, writable=True, path_type=Path, allow_dash=True)
 FOLDER = _Path(file_okay=False, path_type=Path)
+SOCKET = _Path(path_type=str)
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -105,4 +106,5 @@ def option(
         more["type"] = click.Choice(kind) if isinstance(kind, tuple) else PLAIN.get(kind, kind)
     if default is not None:
         more |= {"default": default, "show_default": default != ""}
+    more["show_envvar"] = "envvar" in more
     return click.option(*names.split(), help=text, **more)

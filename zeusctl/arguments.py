@@ -6,18 +6,14 @@ import pwd
 import re
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from zeus_ipc.options import ParamType, option
 from zeusctl.completing import complete_command, complete_gpus
 from zeusctl.text import parse_duration
-
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]
-else:
-    ParamType = click.ParamType  # generic for type checkers only, in older releases
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,17 +68,17 @@ def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F],
 
     def remember(context: click.Context, _: click.Parameter, text: str | None) -> None:
         if text == "":
-            raise click.UsageError(_EMPTY, context)
+            raise click.UsageError(_EMPTY)
         context.meta[_FROM_OPTION] = text
 
     def chosen(context: click.Context, parameter: click.Parameter, text: str | None) -> str:
         other = context.meta.get(_FROM_OPTION)
         if text == "" and not isinstance(context.command, CommandVerb):
-            raise click.UsageError(_EMPTY, context)
+            raise click.UsageError(_EMPTY)
         if text and other:
-            raise click.UsageError(f"GPUs are named twice, {text} and {other}; omit one", context)
+            raise click.UsageError(f"GPUs are named twice, {text} and {other}; omit one")
         if required and not (text or other or context.resilient_parsing):
-            raise click.UsageError("Missing argument GPUS: name them (0,2 or 0-3), or all", context)
+            raise click.UsageError("Missing argument GPUS: name them (0,2 or 0-3), or all")
         return text or other or default
 
     def add(function: F) -> F:
@@ -93,18 +89,9 @@ def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F],
             shell_complete=complete_gpus,
             metavar="GPUS" if required else "[GPUS]",
         )(function)
-        return click.option(
-            "-i",
-            "--gpus",
-            "--id",
-            "chosen_gpus",
-            is_eager=True,
-            expose_value=False,
-            callback=remember,
-            shell_complete=complete_gpus,
-            metavar="GPUS",
-            help="The same as GPUS.",
-        )(function)
+        own: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": remember}
+        own |= {"shell_complete": complete_gpus, "metavar": "GPUS"}
+        return option("-i --gpus --id chosen_gpus", "The same as GPUS.", **own)(function)
 
     return add
 
@@ -177,7 +164,7 @@ def without_effect(why: str, *names: str) -> None:
     given = [name for name in names if _is_given(context, name)]
     if given:
         verb = "has" if len(given) == 1 else "have"
-        raise click.UsageError(f"{', '.join(given)} {verb} no effect {why}", context)
+        raise click.UsageError(f"{', '.join(given)} {verb} no effect {why}")
 
 
 def _is_given(context: click.Context, name: str) -> bool:

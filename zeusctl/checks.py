@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import grp
 import importlib.util
 import os
@@ -24,9 +23,8 @@ from zeusctl.session import Session
 from zeusctl.text import user_name
 
 if TYPE_CHECKING:
-    from zeus_ipc.replies import GpuInfo, NodeInfo
+    from zeus_ipc.replies import NodeInfo
 
-LIBRARY = "libnvidia-ml.so.1"
 GROUP, ADMIN_GROUP = "zeus", "zeus-admin"
 SYSTEMD = "/run/systemd/system"
 """This folder exists if systemd booted the machine."""
@@ -39,7 +37,7 @@ def examine(session: Session) -> Iterator[Check]:
     node, connection = _connect(session)
     simulated = node is not None and node.simulated is not None
     if not simulated:
-        for check in _hardware():
+        for check in machine_checks.hardware_checks():
             if node is not None and node.gpus and check.state == "fault":
                 # Only zeusd needs them; this process may be in a container without them.
                 found = f"{check.found} as seen from here, but zeusd has its GPUs"
@@ -68,43 +66,6 @@ def _package() -> Iterator[Check]:
     if problem is not None:
         what, _, remedy = problem.partition("; keep one: ")
         yield fault("package", what, f"keep one: {remedy}")
-
-
-def _hardware() -> Iterator[Check]:
-    """Checks driver and library of the vendor whose GPUs are present."""
-    from zeusctl.machine_checks import amd_checks, gpus_are_amds, vendors_check
-
-    yield from vendors_check()
-    yield from amd_checks() if gpus_are_amds() else (_driver(), _library())
-
-
-def _driver() -> Check:
-    version = Path("/proc/driver/nvidia/version")
-    try:
-        text = version.read_text().splitlines()[0]
-    except (OSError, IndexError):
-        if Path("/sys/module/nvidia").exists():
-            return ok("driver", "the kernel module nvidia is loaded")
-        return fault(
-            "driver",
-            "the NVIDIA driver is not loaded",
-            "install it, or `modprobe nvidia`; on a machine without GPUs try `zeusd serve "
-            "--simulate 4xv100-pcie`",
-        )
-    return ok("driver", text.removeprefix("NVRM version: ").strip())
-
-
-def _library() -> Check:
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        return fault(
-            "library",
-            f"{LIBRARY} cannot be loaded ({error})",
-            "install the driver's libraries; in a container start it with the NVIDIA toolkit "
-            "(--gpus, or NVIDIA_DRIVER_CAPABILITIES=utility)",
-        )
-    return ok("library", f"{LIBRARY} can be loaded")
 
 
 def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
@@ -272,7 +233,9 @@ def _visible(node: NodeInfo) -> Check:
             seen = visible_gpus(node.gpus, os.environ, node.simulated is not None)
     except ZeusBaseError as error:
         return fault("visible", f"CUDA_VISIBLE_DEVICES={text}: {error}", "correct it")
-    mapping = ", ".join(_mapped(number, gpu) for number, gpu in enumerate(seen))
+    mapping = ", ".join(
+        f"a program's GPU {number} is GPU {gpu.index} here" for number, gpu in enumerate(seen)
+    )
     if text is None:
         found = "CUDA_VISIBLE_DEVICES is unset: programs see all GPUs"
         if len(seen) < len(node.gpus):
@@ -282,7 +245,3 @@ def _visible(node: NodeInfo) -> Check:
         remedy = "name GPUs by index or UUID, each once"
         return fault("visible", f"with CUDA_VISIBLE_DEVICES={text} programs see no GPU", remedy)
     return ok("visible", f"CUDA_VISIBLE_DEVICES={text}: {mapping}")
-
-
-def _mapped(number: int, gpu: GpuInfo) -> str:
-    return f"a program's GPU {number} is GPU {gpu.index} here"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import logging
 import os
 import pathlib
 import re
@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import click
 
 from zeus_ipc import __version__
-from zeus_ipc.options import Number
-from zeus_ipc.output import discard_output
-from zeusctl.exits import CommandError, Exit, exit_for
+from zeus_ipc.options import SOCKET, Number, option
+from zeus_ipc.output import discard_output, open_closed_streams
+from zeusctl.exits import USAGE, CommandError, Exit, exit_for
 from zeusctl.session import TIMEOUT_S, Session, now
 
 VERBS = {
@@ -116,21 +116,20 @@ class _Verbs(click.Group):
     epilog="Name GPUs by index (0,2 or 0-3), UUID, PCI address, or all. For exit codes, files and "
     "environment, run `zeusctl man`.",
 )
-@click.option(
+@option(
     "--socket",
+    "zeusd's socket.  [default: $ZEUSD_SOCK_PATH or /run/zeusd/zeusd.sock]",
+    SOCKET,
     metavar="PATH",
-    help="zeusd's socket.  [default: $ZEUSD_SOCK_PATH or /run/zeusd/zeusd.sock]",
 )
-@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
-@click.option(
+@option("--json json_wanted", "Print one JSON object.", bool)
+@option(
     "--timeout",
-    type=Number(min=0, min_open=True),
+    "Time limit for each reply of zeusd.",
+    Number(min=0, min_open=True),
+    TIMEOUT_S,
     envvar="ZEUSCTL_TIMEOUT",
-    show_envvar=True,
-    default=TIMEOUT_S,
-    show_default=True,
     metavar="SECONDS",
-    help="Time limit for each reply of zeusd.",
 )
 @click.version_option(__version__, prog_name="zeusctl")
 @click.pass_context
@@ -154,11 +153,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     # Looking for plugins in every installed distribution takes longer than a request.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # The client's warnings are for programs; verbs report what matters themselves.
-    logging.getLogger("zeus_ipc").addHandler(logging.NullHandler())
-    logging.getLogger("zeus_ipc").propagate = False
-    if sys.stdout is None:  # it is closed
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end
+    open_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     json_wanted = "--json" in (
         arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -181,53 +176,53 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _fail(error: Exception, json_wanted: bool) -> int:
     """Reports what went wrong in one sentence. Returns the exit code."""
-    from zeus_ipc.errors import ZeusIpcError
-    from zeus_ipc.tables import TableError
-
-    hint = ""
-    if isinstance(error, click.ClickException):
-        code, name, message = int(Exit.USAGE), "usage", error.format_message()
-        if isinstance(error, click.NoSuchOption) and (other := _here(error)):
-            message = f"there is no {error.option_name} here; write {other}"
-        elif isinstance(error, click.UsageError) and error.ctx is not None:
-            hint = f" (see `{error.ctx.command_path} --help`)"
-    elif isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        code, name, message = (
-            int(Exit.USAGE),
-            "usage",
-            "a name given is not UTF-8; write it as text",
-        )
-    elif isinstance(error, CommandError):
-        code, name, message = int(error.exit_code), error.code, str(error)
-    elif isinstance(error, TableError) or (isinstance(error, ImportError) and "pip" in str(error)):
-        code, name, message = int(Exit.FAILED), "failed", str(error)
-    elif isinstance(error, ZeusIpcError):
-        code, name, message = exit_for(_code(error)), error.code, error.message
-    elif isinstance(error, OSError) and error.filename is not None:
-        code, name = int(Exit.FAILED), "failed"
-        full = "; make room, or write elsewhere" if error.errno in _FULL else ""
-        message = f"{error.filename}: {error.strerror}{full}"
-    elif isinstance(error, OSError) and error.errno in _FULL:
-        discard_output()
-        code, name, json_wanted = int(Exit.FAILED), "failed", False
-        message = (
-            f"standard output cannot be written: {error.strerror}; make room, or write elsewhere"
-        )
-    else:
-        if os.environ.get("ZEUSCTL_TRACEBACK"):
-            raise error
-        code, name = int(Exit.FAILED), "internal"
-        message = (
-            f"this is a bug in zeusctl ({type(error).__name__}: {error}); please report it, with "
-            "what ZEUSCTL_TRACEBACK=1 shows"
-        )
-    click.echo(f"zeusctl: {message.rstrip('.')}{hint}", err=True)
+    found, hint = _told(error), ""
+    if isinstance(error, click.UsageError) and error.ctx is not None and not _here(error):
+        hint = f" (see `{error.ctx.command_path} --help`)"
+    message = str(found)
+    with contextlib.suppress(OSError):  # where nobody can read why, the exit code still says it
+        click.echo(f"zeusctl: {message.rstrip('.')}{hint}", err=True)
     if json_wanted:
         from zeusctl.reports import Failed
 
-        report = Failed(at=now(), code=name, message=message, exit_code=code)
-        click.echo(report.json())
-    return code
+        code = int(found.exit_code)
+        click.echo(Failed(at=now(), code=found.code, message=message, exit_code=code).json())
+    return found.exit_code
+
+
+def _told(error: Exception) -> CommandError:
+    """What went wrong, as a user is told."""
+    from zeus_ipc.errors import ErrorCode, ZeusIpcError
+    from zeus_ipc.tables import TableError
+
+    if isinstance(error, CommandError):
+        return error
+    if isinstance(error, click.ClickException):
+        other = _here(error)
+        told = f"there is no {getattr(error, 'option_name', '')} here; write {other}"
+        return CommandError(told if other else error.format_message(), USAGE)
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        return CommandError("a name given is not UTF-8; write it as text", USAGE)
+    if isinstance(error, TableError) or (isinstance(error, ImportError) and "pip" in str(error)):
+        return CommandError(str(error))
+    if isinstance(error, ZeusIpcError):
+        several = getattr(error, "errors", None)
+        first = next(iter(several.values())) if isinstance(several, dict) and several else error
+        return CommandError(error.message, error.code, exit_for(first.code))
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
+        where = error.filename
+        if where is None:
+            where = "standard output cannot be written"
+            discard_output()
+        full = "; make room, or write elsewhere" if error.errno in _FULL else ""
+        return CommandError(f"{where}: {error.strerror}{full}")
+    if os.environ.get("ZEUSCTL_TRACEBACK"):
+        raise error
+    return CommandError(
+        f"this is a bug in zeusctl ({type(error).__name__}: {error}); please report it, with what "
+        "ZEUSCTL_TRACEBACK=1 shows",
+        ErrorCode.INTERNAL,
+    )
 
 
 _ELSEWHERE = {
@@ -244,9 +239,9 @@ _ELSEWHERE = {
 """Options of nvidia-smi, watch and top, and those of verbs here."""
 
 
-def _here(error: click.NoSuchOption) -> str:
+def _here(error: click.ClickException) -> str:
     """What the verb has instead of another program's option; empty: nothing."""
-    if error.ctx is None:
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     if isinstance(error.ctx.command, click.Group):
         known = error.option_name in ("-i", "--gpus", "--id")
@@ -254,12 +249,3 @@ def _here(error: click.NoSuchOption) -> str:
     names = [name for one in error.ctx.command.params for name in one.opts]
     forms = _ELSEWHERE.get(error.option_name, ())
     return next((one for one in forms if one.split()[0] in names), "")
-
-
-def _code(error: Any) -> str:
-    """Returns the code that determines the exit code: that of the first GPU's error if several
-    failed.
-    """
-    several = getattr(error, "errors", None)
-    first = next(iter(several.values())) if isinstance(several, dict) and several else error
-    return str(first.code)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import click
 
-from zeus_ipc.options import Number
+from zeus_ipc.options import Number, option
 from zeus_ipc.text import duration, energy, memory, number
 from zeusctl.text import table
 
@@ -311,28 +311,13 @@ def output_options(columns: Columns[Any]) -> Callable[[F], Callable[..., Any]]:
             output = Output(session.json, chosen, form, watch, columns)
             return function(session, output=output, **more)
 
-        for option in (
-            click.option(
-                "--watch",
-                metavar="SECONDS",
-                type=Number(0.1, 86_400),
-                help="Repeat after this many seconds, until Ctrl-C.",
-            ),
-            click.option(
-                "--format",
-                "form",
-                type=click.Choice(["table", "csv", "json"]),
-                help="Print a table, CSV or JSON.  [default: table]",
-            ),
-            click.option(
-                "--columns",
-                "chosen",
-                callback=checked,
-                metavar="NAME,...",
-                help=f"Print these columns: {', '.join(known)}.",
-            ),
-        ):
-            option(run)
+        shown = f"Print these columns: {', '.join(known)}."
+        forms = ("table", "csv", "json")
+        text = "Print a table, CSV or JSON.  [default: table]"
+        option("--columns chosen", shown, callback=checked, metavar="NAME,...")(run)
+        option("--format form", text, forms)(run)
+        text, seconds = "Repeat after this many seconds, until Ctrl-C.", Number(0.1, 86_400)
+        option("--watch", text, seconds, metavar="SECONDS")(run)
         return run
 
     return add
@@ -404,7 +389,8 @@ class Output(Generic[E]):
             at, found = report.at.isoformat(), [dict(zip(names, row, strict=True)) for row in rows]
             return [json.dumps({"schema": "zeusctl.rows/1", "at": at, "rows": found}, default=str)]
         if self._form == "csv":
-            return _csv(names if first else None, rows)
+            cells = [["" if value is None else _text(value) for value in row] for row in rows]
+            return csv_lines([*([names] if first else []), *cells])
         numbers = [
             place
             for place in range(len(names))
@@ -414,15 +400,10 @@ class Output(Generic[E]):
         return table([name.upper() for name in names], cells, numbers, width=0)
 
 
-def _csv(heading: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> Iterable[str]:
+def csv_lines(rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Rows as CSV."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(
-        [
-            *([] if heading is None else [heading]),
-            *(["" if value is None else _text(value) for value in row] for row in rows),
-        ]
-    )
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().splitlines()
 
 

@@ -9,7 +9,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from zeus_ipc.errors import ZeusIpcError
-from zeusctl.reports import schemas
 from zeusctl.session import Session
 
 
@@ -50,6 +49,7 @@ def complete_verb(context: click.Context, _: click.Parameter, begun: str) -> lis
 
 def complete_schema(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """Names of the reports."""
+    from zeusctl.reports import schemas
 
     return [name for name in schemas() if name.startswith(begun)]
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zeus_ipc import tables
-from zeusctl.exits import CommandError, Exit
+from zeus_ipc.errors import ErrorCode
+from zeusctl.entities import NOBODYS
+from zeusctl.exits import UNKNOWN_JOB, CommandError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -26,7 +28,6 @@ METERS = "meters"
 """The kind of the row that holds the meters' readings."""
 
 OTHERS = "others"
-NOBODYS = ("idle", "unattributed")
 
 AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj", "ns")
 
@@ -75,8 +76,7 @@ def export(
             raise CommandError(
                 "only administrators and the groups in [accounting] readers may export everybody's "
                 "energy",
-                Exit.DENIED,
-                "permission_denied",
+                ErrorCode.PERMISSION_DENIED,
             )
         if rows:
             path = folder / f"{PREFIX}{node}-{day:%Y-%m-%d}{ending}"
@@ -88,25 +88,12 @@ def export(
 
 def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
     for one in usage.sums:
-        yield Row(
-            node,
-            edges[one.interval],
-            one.kind,
-            one.name,
-            one.run,
-            one.uid,
-            one.active_uj,
-            one.idle_uj,
-            one.lower_uj,
-            one.upper_uj,
-            one.ns,
-            "+".join(one.methods),
-        )
-    for begin_s, metered_uj in zip(edges, usage.metered_uj, strict=False):
-        if metered_uj:
-            yield Row(
-                node, begin_s, METERS, "", "", -1, metered_uj, 0, metered_uj, metered_uj, 0, ""
-            )
+        same = {name: getattr(one, name) for name in ("kind", "name", "run", "uid", *AMOUNTS)}
+        begin_s, methods = edges[one.interval], "+".join(one.methods)
+        yield Row(node=node, begin_s=begin_s, **same, methods=methods)
+    for begin_s, uj in zip(edges, usage.metered_uj, strict=False):
+        if uj:
+            yield Row(node, begin_s, METERS, "", "", -1, uj, 0, uj, uj, 0, "")
 
 
 def read(folder: Path) -> list[Row]:
@@ -121,7 +108,7 @@ def read(folder: Path) -> list[Row]:
     if not paths:
         raise CommandError(
             f"{folder} has no files {PREFIX}*.csv or .parquet; run `zeusctl energy --export`",
-            Exit.UNKNOWN,
+            UNKNOWN_JOB,
         )
     found: dict[tuple[str, int], tuple[int, list[Row]]] = {}
     for path in paths:
@@ -156,8 +143,7 @@ def usage_of(
     from zeus_ipc.replies import Usage, UsageSum
     from zeus_ipc.requests import BUCKET_S
 
-    amounts: dict[tuple[int, str, str, str, int, str], list[int]] = {}
-    methods: dict[tuple[int, str, str, str, int, str], set[str]] = {}
+    found: dict[tuple[int, str, str, str, int, str], list[Row]] = {}
     metered = [0] * (len(edges) - 1)
     for row in rows:
         interval = bisect_right(edges, row.begin_s) - 1
@@ -167,19 +153,18 @@ def usage_of(
             metered[interval] += row.active_uj
             continue
         label = _label(row, by)
-        if (uid is not None and row.uid != uid) or (name and not _is_named(name, *label[1:3])):
-            continue
-        key = (interval, *label, row.methods if by_method else "")
-        known = amounts.setdefault(key, [0] * 5)
-        more = (row.active_uj, row.idle_uj, row.lower_uj, row.upper_uj, row.ns)
-        amounts[key] = [one + added for one, added in zip(known, more, strict=True)]
-        methods.setdefault(key, set()).update(filter(None, row.methods.split("+")))
-    names = ("interval", "kind", "name", "run", "uid", *AMOUNTS)
+        if (uid is None or row.uid == uid) and (not name or _is_named(name, *label[1:3])):
+            key = (interval, *label, row.methods if by_method else "")
+            found.setdefault(key, []).append(row)
     sums = [
         UsageSum.model_validate(
-            {**dict(zip(names, (*key[:-1], *found), strict=True)), "methods": sorted(methods[key])}
+            {
+                **dict(zip(("interval", "kind", "name", "run", "uid"), key, strict=False)),
+                **{amount: sum(getattr(row, amount) for row in some) for amount in AMOUNTS},
+                "methods": sorted({one for row in some for one in row.methods.split("+") if one}),
+            }
         )
-        for key, found in amounts.items()
+        for key, some in found.items()
     ]
     sums.sort(key=lambda one: (one.interval, -(one.active_uj + one.idle_uj)))
     begins = min((row.begin_s for row in rows), default=None)

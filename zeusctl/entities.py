@@ -570,29 +570,60 @@ class Allocation(Entity):
     )
 
 
+NOBODYS = ("idle", "unattributed")
+"""Kinds of energy that no account used."""
+
+
+def account_text(one: UsedEnergy) -> str:
+    """Names an account."""
+    if one.kind in NOBODYS:
+        return f"({one.kind}: {one.name})" if one.name else f"({one.kind})"
+    if one.kind in ("others", "total"):
+        return f"({one.kind})" if one.kind == "others" else "all users"
+    if one.kind == "gpu":
+        cpu = one.name.replace("cpu:", "CPU ")
+        return cpu if one.gpu is None else f"GPU {one.gpu}"
+    if one.kind == "user":
+        return one.user or "?"
+    text = f"{one.kind} {one.name}"
+    if one.kind == "process":
+        text += f" of {one.workload}" if one.workload else ""
+    elif one.run not in (None, "0"):
+        text += f" run {one.run}"
+    return f"{text} ({one.user})" if one.user else text
+
+
 class UsedEnergy(Entity):
     """Energy of one account in one interval, see the protocol's `UsageSum`."""
 
-    since: datetime
+    since: datetime = column("DAY", text=lambda one: one.since.strftime("%Y-%m-%d"))
     until: datetime
     kind: str
-    name: str
+    name: str = column("WHO", text=account_text)
+    gpu: int | None
+    """Index of the GPU, if the sum is of one that zeusd finds."""
     run: str | None
     uid: int | None = column(source=lambda one: one.uid if one.uid >= 0 else None)
     user: str | None = column(source=_user)
-    gpu_hours: float = column(source=lambda one: one.ns / 3.6e12)
-    energy_j: float = column(source=lambda one: (one.active_uj + one.idle_uj) / 1e6)
-    lower_j: float
-    upper_j: float
-    active_j: float
-    idle_j: float
-    """While the driver reported the GPU as idle."""
-    basis: list[str] = column(source="methods")
-    """allocated, exclusive, weights, utilization, slices, equal, unread."""
-    exact: bool
-    bounds: str
+    gpu_hours: float = column(
+        "GPU-HOURS",
+        text=lambda one: f"{one.gpu_hours:.2f}",
+        number=True,
+        source=lambda one: one.ns / 3.6e12,
+        spare=3,
+    )
+    energy_j: float = column("ENERGY", source=lambda one: (one.active_uj + one.idle_uj) / 1e6)
+    lower_j: float = column("LOWER")
+    upper_j: float = column("UPPER")
+    bounds: str = column("BOUNDS", spare=1)
     """The basis of lower_j and upper_j: exact, presence or activity; the least certain one if there
     are several."""
+    active_j: float = column("ACTIVE", spare=4)
+    idle_j: float = column("HELD IDLE", spare=2)
+    """While the driver reported the GPU as idle."""
+    basis: list[str] = column("BASIS", source="methods")
+    """allocated, exclusive, weights, utilization, slices, equal, unread."""
+    exact: bool
     reason: str
     """Why it is an estimate, or unattributed; empty otherwise."""
     begin: datetime | None
@@ -751,3 +782,4 @@ MEASURED: Columns[Measured] = columns_of(Measured)
 PROCESS: Columns[Process] = columns_of(Process)
 ALLOCATION: Columns[Allocation] = columns_of(Allocation)
 EVENT: Columns[Event] = columns_of(Event)
+USED: Columns[UsedEnergy] = columns_of(UsedEnergy)

@@ -46,7 +46,12 @@ MEANINGS: dict[Exit, str] = {
     Exit.INTERRUPTED: "ended by Ctrl-C",
 }
 
+USAGE, UNKNOWN_JOB = "usage", "unknown_job"
+"""Codes of errors that only zeusctl knows, besides `failed`."""
+
 _BY_ERROR: dict[str, Exit] = {
+    USAGE: Exit.USAGE,
+    UNKNOWN_JOB: Exit.UNKNOWN,
     ErrorCode.UNAVAILABLE: Exit.UNAVAILABLE,
     ErrorCode.TIMEOUT: Exit.UNAVAILABLE,
     ErrorCode.SHUTTING_DOWN: Exit.UNAVAILABLE,
@@ -65,17 +70,19 @@ _BY_ERROR: dict[str, Exit] = {
 
 
 def exit_for(code: str) -> Exit:
-    """The exit code for an error of the daemon or the client (`zeus_ipc.errors.ErrorCode`)."""
+    """The exit code for an error's code: one of `zeus_ipc.errors.ErrorCode`, or zeusctl's own."""
     return _BY_ERROR.get(code, Exit.FAILED)
 
 
 class CommandError(Exception):
-    """Ends a verb: one sentence that says what failed and what to do, and the exit code."""
+    """Ends a verb: one sentence that says what failed and what to do, and the error's code, from
+    which the exit code follows, unless it is given.
+    """
 
-    def __init__(self, message: str, exit_code: int = Exit.FAILED, code: str = "failed") -> None:
+    def __init__(self, message: str, code: str = "failed", exit_code: Exit | None = None) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
         self.code = code
+        self.exit_code = exit_for(code) if exit_code is None else exit_code
 
 
 def check_writable(path: Path) -> None:

@@ -15,7 +15,7 @@ from zeusctl.exits import CommandError
 from zeusctl.slurm import read_settings
 from zeusd.devices.amd.library import CANDIDATES
 from zeusd.devices.amd.sysfs import driver_loaded, driver_version
-from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
+from zeusd.devices.vendors import AMD, SYSFS, amd_only, has_gpu
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -75,34 +75,52 @@ def other_agents_check(proc: Path = PROC) -> Iterator[Check]:
             )
 
 
-def gpus_are_amds(sysfs: str = SYSFS) -> bool:
-    """Whether zeusd would look for AMD GPUs on this machine."""
-    return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
-
-
-def vendors_check(sysfs: str = SYSFS) -> Iterator[Check]:
-    """Returns a note if the node has GPUs of two vendors: zeusd manages those of one."""
-    if has_gpu(sysfs, AMD) and has_gpu(sysfs, NVIDIA):
+def hardware_checks(
+    sysfs: str = SYSFS, proc: str = "/proc", libraries: Sequence[str] = ()
+) -> Iterator[Check]:
+    """Checks driver and library of the vendor whose GPUs zeusd manages here."""
+    amd = amd_only(sysfs)
+    if has_gpu(sysfs, AMD) and not amd:
         yield note(
             "vendors",
             "this node has NVIDIA and AMD GPUs; zeusd manages those of one vendor",
             "those are NVIDIA's, unless you set library under [amd] in zeusd.toml",
         )
-
-
-def amd_checks(sysfs: str = SYSFS, libraries: Sequence[str] = CANDIDATES) -> tuple[Check, Check]:
-    """Checks driver and library."""
-    driver = fault("driver", "the amdgpu driver is not loaded", "install it, or `modprobe amdgpu`")
-    if driver_loaded(sysfs):
-        driver = ok("driver", f"amdgpu {driver_version(sysfs)} is loaded")
-    for library in libraries:
+    loaded = _amd_driver(sysfs) if amd else _nvidia_driver(sysfs, proc)
+    name, module = ("amdgpu", "amdgpu") if amd else ("NVIDIA", "nvidia")
+    remedy = f"install it, or `modprobe {module}`"
+    if not amd:
+        remedy += "; on a machine without GPUs try `zeusd serve --simulate 4xv100-pcie`"
+    missing = fault("driver", f"the {name} driver is not loaded", remedy)
+    yield ok("driver", loaded) if loaded else missing
+    errors = []
+    for library in libraries or (CANDIDATES if amd else (LIBRARY,)):
         try:
             ctypes.CDLL(library)
-        except OSError:
-            continue
-        return driver, ok("library", f"{library} can be loaded")
-    return driver, fault(
-        "library",
-        "no libamd_smi of a known version can be loaded",
-        "install ROCm's amd-smi-lib, or set library under [amd] in zeusd.toml",
-    )
+        except OSError as error:
+            errors.append(f"{library} cannot be loaded ({error})")
+        else:
+            yield ok("library", f"{library} can be loaded")
+            return
+    yield fault("library", errors[-1], _GET_AMDS if amd else _GET_NVIDIAS)
+
+
+LIBRARY = "libnvidia-ml.so.1"
+_GET_AMDS = "install ROCm's amd-smi-lib, or set library under [amd] in zeusd.toml"
+_GET_NVIDIAS = (
+    "install the driver's libraries; in a container start it with the NVIDIA toolkit (--gpus, or "
+    "NVIDIA_DRIVER_CAPABILITIES=utility)"
+)
+
+
+def _amd_driver(sysfs: str) -> str:
+    return f"amdgpu {driver_version(sysfs)} is loaded" if driver_loaded(sysfs) else ""
+
+
+def _nvidia_driver(sysfs: str, proc: str) -> str:
+    try:
+        text = Path(proc, "driver/nvidia/version").read_text().splitlines()[0]
+        return text.removeprefix("NVRM version: ").strip()
+    except (OSError, IndexError):
+        loaded = Path(sysfs, "module/nvidia").exists()
+        return "the kernel module nvidia is loaded" if loaded else ""

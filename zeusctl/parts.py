@@ -7,7 +7,7 @@ both NVML's index and the device file's. What cannot be known has no answer, nev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -92,3 +92,65 @@ def together(parts: Iterable[Part]) -> list[Part]:
             part = Part(part.gpu, weight, 0 if whole else max(part.parts, known.parts))
         found[part.gpu] = part
     return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A part of a GPU, and the job or pod that holds it.
+
+    Attributes:
+        kind: `job` or `pod`.
+        control_group: The name by which control groups know the holder; empty: not known.
+    """
+
+    kind: str
+    name: str
+    part: Part
+    run: str = ""
+    control_group: str = ""
+
+    def allocate(self, client: Client, uid: int | None = None) -> None:
+        """Tells zeusd; doing so twice is not an error."""
+        client.allocate(
+            self.part.gpu,
+            self.name,
+            kind=self.kind,
+            run=self.run,
+            uid=uid,
+            weight=self.part.weight,
+            parts=self.part.parts,
+            control_group=self.control_group,
+        )
+
+
+class Allocations:
+    """Keeps zeusd's allocations in step with what a resource manager says.
+
+    Args:
+        user: The user of a holder, by its name; None: not known.
+    """
+
+    def __init__(self, client: Client, user: Callable[[str], int | None] = lambda name: None):
+        self._client = client
+        self._user = user
+        self.held: set[Holding] = set()
+
+    def keep(self, wanted: set[Holding], again: bool = False) -> tuple[list[Holding], set[Holding]]:
+        """Applies what has changed. Returns the new and the ended allocations.
+
+        Args:
+            again: Also allocate what is already held: zeusd may not know it.
+
+        Raises:
+            ZeusIpcError: zeusd did not answer, or this user is not an administrator.
+        """
+        ended = self.held - wanted
+        for one in ended:
+            self._client.deallocate(one.name, kind=one.kind, gpus=[one.part.gpu])
+            self.held.discard(one)
+        fresh = wanted if again else wanted - self.held
+        begun = sorted(fresh, key=lambda one: (one.name, one.part.gpu))
+        for one in begun:
+            one.allocate(self._client, self._user(one.name))
+            self.held.add(one)
+        return begun, ended

@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 
+from zeus_ipc.atomic import replacing
 from zeusctl.entities import UsedEnergy
 from zeusctl.exits import CommandError
+from zeusctl.usage import Scale, by_day
 
 Line = list[tuple[float, float]]
 """Times, seconds since 1970, and values."""
@@ -111,7 +113,9 @@ def draw_tracks(tracks: Sequence[Track], path: Path) -> int:
         axes.set_zorder(clocks.get_zorder() + 1)  # power is drawn over clocks
         axes.patch.set_visible(False)
         if number == 0:
-            _legend(axes, clocks)
+            place: Any = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
+            handles = [*axes.lines, *clocks.lines]
+            axes.legend(handles=handles, ncols=4, fontsize=8, frameon=False, **place)
     last = rows[-1, 0]
     formatter: Any = dates.ConciseDateFormatter
     last.xaxis.set_major_formatter(formatter(last.xaxis.get_major_locator()))
@@ -145,62 +149,11 @@ def _with_gaps(line: Line) -> Iterator[tuple[float, float]]:
                 yield t, float("nan")
 
 
-def _legend(axes: Any, clocks: Any) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    more_handles, more_names = clocks.get_legend_handles_labels()
-    axes.legend(
-        handles + more_handles,
-        names + more_names,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=4,
-        fontsize=8,
-        frameon=False,
-    )
-
-
-def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path) -> int:
-    """Draws the cost of each limit: energy against time, and both against the limit.
-
-    Args:
-        measurements: Limit (W), time (s) and energy (J), in the order of the limits.
-    """
-    from matplotlib.figure import Figure
-
-    limits = [limit for limit, _, _ in measurements]
-    times = [time for _, time, _ in measurements]
-    energies = [energy for _, _, energy in measurements]
-    slowest_free, dearest = times[-1], energies[-1]
-    figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
-    trade, relative = figure.subplots(1, 2)
-    trade.plot(times, energies, color="#bbbbbb", zorder=1)
-    trade.scatter(times, energies, color=_COLORS[0], zorder=2)
-    for limit, time, energy in measurements:
-        trade.annotate(f"{limit:g} W", (time, energy), textcoords="offset points", xytext=(6, 5))
-    trade.set_xlabel("time (s)")
-    trade.set_ylabel("energy (J)")
-    trade.set_title("trade-off", loc="left", fontsize=10)
-    trade.margins(x=0.18, y=0.1)
-    slower = [100 * (time / slowest_free - 1) for time in times]
-    saved = [100 * (1 - energy / dearest) for energy in energies]
-    relative.plot(limits, saved, "o-", color=_COLORS[2], label="energy saved")
-    relative.plot(limits, slower, "s-", color=_COLORS[1], label="time added")
-    relative.axhline(0, color="#999999", linewidth=0.8)
-    relative.set_xlabel("power limit (W)")
-    relative.set_ylabel(f"% against {limits[-1]:g} W")
-    relative.set_title("relative to the highest limit", loc="left", fontsize=10)
-    relative.legend(frameon=False)
-    for axes in (trade, relative):
-        axes.grid(alpha=0.25)
-    _save(figure, path)
-    return len(measurements)
-
-
-SHOWN = 7
+SHOWN = 5
 """Accounts with a color of their own."""
 
 
-def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) -> int:
+def draw_energy(sums: Sequence[UsedEnergy], path: Path) -> int:
     """Draws energy by day as stacked bars, the largest accounts first. Returns the sums drawn.
 
     Raises:
@@ -210,26 +163,15 @@ def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) ->
 
     if not sums:
         raise CommandError("the ledger has no energy in this time; choose a longer time span")
-    totals: dict[str, float] = {}
-    for one, name in zip(sums, names, strict=True):
-        totals[name] = totals.get(name, 0.0) + one.energy_j
-    shown = sorted(totals, key=lambda name: -totals[name])[:SHOWN]
-    kwh = sum(totals.values()) >= 360_000
-    days = sorted({f"{one.since:%Y-%m-%d}" for one in sums})
-    stacks = {name: dict.fromkeys(days, 0.0) for name in [*shown, "others"]}
-    for one, name in zip(sums, names, strict=True):
-        amount = one.energy_j / (3_600_000 if kwh else 1)
-        stacks[name if name in shown else "others"][f"{one.since:%Y-%m-%d}"] += amount
+    scale, days = Scale.of(sums), sorted({f"{one.since:%Y-%m-%d}" for one in sums})
     figure = Figure(figsize=(_WIDTH, 4.0), layout="constrained")
     axes = figure.subplots()
     below = [0.0] * len(days)
-    for number, (name, stack) in enumerate(stacks.items()):
-        heights = [stack[day] for day in days]
-        if any(heights):
-            color = _COLORS[number % len(_COLORS)]
-            axes.bar(days, heights, 0.8, below, label=name, color=color)
-            below = [one + more for one, more in zip(below, heights, strict=True)]
-    axes.set_ylabel(f"energy ({'kWh' if kwh else 'J'})")
+    for number, (name, stack) in enumerate(by_day(sums, SHOWN).items()):
+        heights = [stack.get(day, 0.0) / scale.joules for day in days]
+        axes.bar(days, heights, 0.8, below, label=name, color=_COLORS[number % len(_COLORS)])
+        below = [one + more for one, more in zip(below, heights, strict=True)]
+    axes.set_ylabel(f"energy ({scale.unit})")
     axes.set_xticks(days[:: -(-len(days) // 12)])
     axes.tick_params("x", rotation=30)
     axes.grid(axis="y", alpha=0.25)
@@ -239,10 +181,7 @@ def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) ->
 
 
 def _save(figure: Any, path: Path) -> None:
-    # A reader sees the old file or the complete new one.
-    aside = path.with_name(f".{path.stem}.new{path.suffix}")
-    try:
-        figure.savefig(aside, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
-        aside.replace(path)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}") from None
+    form = path.suffix[1:]
+    with replacing(path) as aside:
+        metadata = {"Date": None} if form == "svg" else None
+        figure.savefig(aside, format=form, dpi=130, metadata=metadata)

@@ -85,7 +85,7 @@ def without(
         message = f"{error.filename}: {error.strerror}"
     if not best_effort:
         code = str(getattr(error, "code", "failed"))
-        raise CommandError(message, Exit.NOT_RUN, code) from None
+        raise CommandError(message, code, Exit.NOT_RUN) from None
     session.close()  # GPUs that were already set are restored
     click.echo(f"zeusctl: warning: {what} ({message}); running the command anyway", err=True)
     click.get_current_context().exit(run(command))
@@ -97,10 +97,10 @@ def _spawn(command: Sequence[str]) -> int:
         return os.posix_spawnp(command[0], [*command], os.environ, setsigdef=_RESTORED)
     except OSError as error:
         if is_missing(command[0], error):
-            message = f"{command[0]}: command not found; check the name and the PATH"
-            raise CommandError(message, Exit.NOT_FOUND, "failed") from None
-        message = f"{command[0]}: cannot be executed ({error.strerror})"
-        raise CommandError(message, Exit.NOT_EXECUTABLE, "failed") from None
+            why, code = "command not found; check the name and the PATH", Exit.NOT_FOUND
+        else:
+            why, code = f"cannot be executed ({error.strerror})", Exit.NOT_EXECUTABLE
+        raise CommandError(f"{command[0]}: {why}", exit_code=code) from None
 
 
 def _pass_on(job: int, numbers: Sequence[int], witness: _Witness) -> _Witness:

@@ -16,10 +16,11 @@ import click
 
 from zeus_ipc import __version__
 from zeus_ipc.controls import CEILING_NAME
-from zeus_ipc.options import option
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.options import SOCKET, option
 from zeus_ipc.paths import SOCKET_ENV, socket_path
 from zeus_ipc.users import named
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import USAGE, CommandError
 from zeusctl.text import indices
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ def select(text: str, gpus: Sequence[G]) -> list[G]:
             raise CommandError(
                 f"there is no GPU {part!r} here; name one of {there}, a range such as "
                 "0-3, a UUID, or all",
-                Exit.UNKNOWN,
-                "unknown_gpu",
+                ErrorCode.UNKNOWN_GPU,
             )
         chosen += found
     return [gpu for gpu in gpus if gpu in chosen]
@@ -110,8 +110,13 @@ class Session:
     def client(self) -> Client:
         """The connection, made when it is first needed."""
         if self._client is None:
+            import logging
+
             from zeus_ipc.client import Client
 
+            # The client's warnings are for programs; verbs report what matters themselves.
+            logging.getLogger("zeus_ipc").addHandler(logging.NullHandler())
+            logging.getLogger("zeus_ipc").propagate = False
             self._client = Client(self.socket, timeout_s=self._timeout_s)
         return self._client
 
@@ -129,9 +134,9 @@ class Session:
         if not self.node.gpus:
             if self.node.quiesced_ns is not None:
                 message = "zeusd is quiesced; run `zeusctl resume`"
-                raise CommandError(message, Exit.PENDING, "quiesced")
+                raise CommandError(message, ErrorCode.QUIESCED)
             message = "zeusd sees no GPUs; `zeusctl doctor` says why"
-            raise CommandError(message, Exit.UNKNOWN, "unknown_gpu")
+            raise CommandError(message, ErrorCode.UNKNOWN_GPU)
         if selection != "slurm":
             return select(selection, self.node.gpus)
         by_uuid = {gpu.uuid: gpu for gpu in self.node.gpus}
@@ -140,8 +145,7 @@ class Session:
             raise CommandError(
                 "SLURM_JOB_GPUS names no GPU; `slurm` is for Slurm's Prolog and Epilog of a job "
                 "that has some",
-                Exit.USAGE,
-                "usage",
+                USAGE,
             )
         return chosen
 
@@ -196,7 +200,7 @@ class Session:
             act: What only administrators may do.
         """
         text = f"{what}; only administrators may {act}: {self.as_root()}"
-        return CommandError(text, Exit.DENIED, "permission_denied")
+        return CommandError(text, ErrorCode.PERMISSION_DENIED)
 
     def look_again(self) -> None:
         """Discards what is known about the node: it may have changed."""
@@ -269,7 +273,7 @@ def verb(name: str | None = None, **more: Any) -> Callable[[Callable[..., None]]
         text = "Answer as one JSON object (see `zeusctl schema`)."
         option("--json", text, bool, callback=chosen, **own)(command)
         click.version_option(__version__, prog_name="zeusctl", hidden=True)(command)
-        click.option("--socket", callback=elsewhere, hidden=True, **own)(command)
+        click.option("--socket", type=SOCKET, callback=elsewhere, hidden=True, **own)(command)
         return command
 
     return add

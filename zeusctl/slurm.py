@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from zeus_ipc import programs
 from zeus_ipc.checks import on_the_bus
 from zeus_ipc.controls import Control, ControlValue
-from zeusctl.exits import CommandError, Exit
+from zeus_ipc.errors import ErrorCode
+from zeusctl.exits import USAGE, CommandError
 from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, together
 from zeusctl.text import indices
 
@@ -70,7 +71,7 @@ def job_of(environment: Mapping[str, str]) -> SlurmJob:
     name = environment.get("SLURM_JOB_ID", "")
     if not name:
         raise CommandError(
-            "SLURM_JOB_ID is not set; --slurm is for Slurm's Prolog and Epilog", Exit.USAGE, "usage"
+            "SLURM_JOB_ID is not set; --slurm is for Slurm's Prolog and Epilog", USAGE
         )
     sluid = environment.get("SLURM_JOB_SLUID", "")
     uid = environment.get("SLURM_JOB_UID", "")
@@ -148,7 +149,7 @@ def _positions(positions: Sequence[int]) -> str:
 
 
 def _refusal(message: str) -> CommandError:
-    return CommandError(message, Exit.UNKNOWN, "unknown_gpu")
+    return CommandError(message, ErrorCode.UNKNOWN_GPU)
 
 
 def _known(part: Part | None, name: str) -> Part:
@@ -338,8 +339,7 @@ def frequencies(
             raise CommandError(
                 f'"{part}" is not a clock; write MHz, low, medium, high or highm1, such as '
                 "900,memory=high",
-                Exit.USAGE,
-                "usage",
+                USAGE,
             )
         alike: dict[int, list[GpuInfo]] = {}
         for gpu in gpus:
@@ -354,8 +354,7 @@ def _nearest(word: str, gpu: GpuInfo, memory: bool) -> int:
     if not clocks:
         raise CommandError(
             f"GPU {gpu.index} ({gpu.name}): the driver lists no {'memory ' * memory}clocks",
-            Exit.NOT_SUPPORTED,
-            "not_supported",
+            ErrorCode.NOT_SUPPORTED,
         )
     low, high = clocks[0], clocks[-1]
     if word.isdecimal():

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone, tzinfo
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeus_ipc.charging import Bounds, bounds_of, reason_of
 from zeus_ipc.text import count
 from zeus_ipc.text import energy as energy_text
-from zeusctl.columns import Column, columns_of
+from zeusctl.columns import Column, with_headings
 from zeusctl.columns import lines as table_of
-from zeusctl.entities import UsedEnergy
-from zeusctl.reports import EnergyReport
+from zeusctl.entities import NOBODYS, USED, UsedEnergy, account_text
 from zeusctl.text import parse_duration, screen_width
 
 if TYPE_CHECKING:
@@ -25,10 +22,7 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import Usage, UsageSum
 
 KWH_J = 3_600_000
-KWH_FROM_J = KWH_J / 10
-"""Totals below this are shown in joules."""
-
-NOBODYS = ("idle", "unattributed")
+OTHERS = "other accounts"
 WHOLES = ("gpu", "total")
 """Kinds of sums whose total the meters confirm."""
 
@@ -115,8 +109,14 @@ def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[Used
     return [reported(one, [0, end], None) for one in sums]
 
 
-def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEnergy:
-    """Converts a sum to the report's form."""
+def reported(
+    one: UsageSum, ends: Sequence[int], where: tzinfo | None, gpus: Mapping[str, int] | None = None
+) -> UsedEnergy:
+    """Converts a sum to the report's form.
+
+    Args:
+        gpus: Index of each GPU, by UUID.
+    """
 
     def at(t_s: int) -> datetime:
         return datetime.fromtimestamp(t_s, timezone.utc).astimezone(where)
@@ -126,6 +126,7 @@ def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEn
     reason = "" if kind is Bounds.EXACT else reason_of(one.methods)
     return UsedEnergy.of(
         one,
+        gpu=(gpus or {}).get(one.name) if one.kind == "gpu" else None,
         since=at(ends[one.interval]),
         until=at(ends[one.interval + 1]),
         exact=kind is Bounds.EXACT,
@@ -160,69 +161,81 @@ def tightened(usage: Usage) -> Usage:
     return usage.model_copy(update={"sums": sums})
 
 
-def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
-    """Returns the label of a row."""
-    if one.kind in NOBODYS:
-        return f"({one.kind}: {one.name})" if one.name else f"({one.kind})"
-    if one.kind in ("others", "total"):
-        return f"({one.kind})" if one.kind == "others" else "all users"
-    if one.kind == "gpu":
-        if one.name.startswith("cpu:"):
-            return f"CPU {one.name[4:]}"
-        return f"GPU {gpus[one.name]}" if one.name in gpus else one.name
-    if one.kind == "user":
-        return one.user or "?"
-    text = f"{one.kind} {one.name}"
-    if one.kind == "process":
-        text += f" of {one.workload}" if one.workload else ""
-    elif one.run not in (None, "0"):
-        text += f" run {one.run}"
-    return f"{text} ({one.user})" if one.user else text
+class Scale(NamedTuple):
+    """How to show energies beside each other."""
+
+    unit: str
+    joules: float
+    """In one unit."""
+    digits: int
+
+    @classmethod
+    def of(cls, sums: Iterable[UsedEnergy]) -> Scale:
+        """The scale for these sums."""
+        kwh = sum(one.energy_j for one in sums) >= KWH_J / 10
+        return cls("kWh", KWH_J, 2) if kwh else cls("J", 1, 1)
+
+    def text(self, joules: float) -> str:
+        """An energy, without the unit."""
+        return f"{joules / self.joules:.{self.digits}f}"
 
 
-def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | None) -> list[str]:
+def columns_in(scale: Scale) -> list[Column[UsedEnergy]]:
+    """The table's columns; what is exact needs no bounds."""
+
+    def scaled(column: Column[UsedEnergy]) -> Column[UsedEnergy]:
+        if column.unit != "j":
+            return column
+        bound = column.name in ("lower_j", "upper_j")
+        return replace(
+            column,
+            heading=column.heading.replace("ENERGY", f"ENERGY {scale.unit}"),
+            text=lambda one: "" if bound and one.exact else scale.text(column.value(one)),
+        )
+
+    return [*map(scaled, with_headings(USED))]
+
+
+def lines(sums: Sequence[UsedEnergy], metered_j: float | None) -> list[str]:
     """Returns the table, with idle and unattributed energy below it, and the sum compared with the
     meters.
     """
-
-    total_j = sum(one.energy_j for one in sums)
-    kwh = total_j >= KWH_FROM_J
-
-    def amount(joules: float) -> str:
-        return f"{joules / KWH_J:.2f}" if kwh else f"{joules:.1f}"
-
-    unit = "kWh" if kwh else "J"
+    scale = Scale.of(sums)
+    day, *others = columns_in(scale)
     days = len({one.since for one in sums}) > 1
-
-    def bounds(one: UsedEnergy) -> str:
-        between = f"[{amount(one.lower_j)}, {amount(one.upper_j)}] {one.bounds}"
-        return "exact" if one.exact else between
-
-    columns: list[Column[UsedEnergy]] = [
-        Column("", "DAY", lambda one: one.since.strftime("%Y-%m-%d")),
-        Column("", "WHO", lambda one: label(one, gpus)),
-        Column("", "GPU-HOURS", lambda one: f"{one.gpu_hours:.2f}", spare=2, number=True),
-        Column("", f"ENERGY {unit}", lambda one: amount(one.energy_j), number=True),
-        Column("", "[LOWER, UPPER]", bounds),
-        Column("", "ACTIVE", lambda one: amount(one.active_j), spare=3, number=True),
-        Column("", "HELD IDLE", lambda one: amount(one.idle_j), spare=1, number=True),
-        Column("", "BASIS", lambda one: ", ".join(one.basis) or "-"),
-    ]
     found = table_of(
-        columns if days else columns[1:], [one for one in sums if days or one.kind not in NOBODYS]
+        [day, *others] if days else others,
+        [one for one in sums if days or one.kind not in NOBODYS],
     )
-    rest = [
-        f"{label(one, gpus)} {amount(one.energy_j)}"
-        for one in sums
-        if one.kind in NOBODYS and not days
-    ]
-    estimates = [*dict.fromkeys(method for one in sums for method in one.basis)]
-    notes = [f"{one}: {reason_of([one])}" for one in estimates if reason_of([one])]
-    rest.append(f"total {amount(total_j)} {unit}")
+    nobodys = () if days else [one for one in sums if one.kind in NOBODYS]
+    rest = [f"{account_text(one)} {scale.text(one.energy_j)}" for one in nobodys]
+    rest.append(f"total {scale.text(sum(one.energy_j for one in sums))} {scale.unit}")
     if metered_j is not None:
-        rest.append(f"GPU counters {amount(metered_j)} {unit}")
+        rest.append(f"GPU counters {scale.text(metered_j)} {scale.unit}")
     line, room = "   ".join(rest), screen_width()
-    return [*found, *notes, *(rest if 0 < room < len(line) else [line])]
+    return [*found, *estimates(sums), *(rest if 0 < room < len(line) else [line])]
+
+
+def estimates(sums: Iterable[UsedEnergy]) -> list[str]:
+    """Why sums are estimates: a line for each method."""
+    methods = dict.fromkeys(method for one in sums for method in one.basis)
+    return [f"{one}: {reason_of([one])}" for one in methods if reason_of([one])]
+
+
+def by_day(sums: Iterable[UsedEnergy], most: int) -> dict[str, dict[str, float]]:
+    """Energy by account and day, J: the largest accounts, the sum of others, and nobody's."""
+    accounts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for one in sums:
+        name = f"({one.kind})" if one.kind in NOBODYS else account_text(one)
+        accounts[name][f"{one.since:%Y-%m-%d}"] += one.energy_j
+    nobodys = {f"({kind})": accounts.pop(f"({kind})", {}) for kind in NOBODYS}
+    ranked = sorted(accounts, key=lambda name: -sum(accounts[name].values()))
+    others: dict[str, float] = defaultdict(float)
+    for name in ranked[most:]:
+        for day, joules in accounts[name].items():
+            others[day] += joules
+    found = {name: accounts[name] for name in ranked[:most]} | {OTHERS: others} | nobodys
+    return {name: days for name, days in found.items() if days}
 
 
 def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -> str:
@@ -251,29 +264,13 @@ def check(usage: Usage) -> int:
     return sum(one.active_uj + one.idle_uj for one in usage.sums) - sum(usage.metered_uj)
 
 
-def _rows(report: EnergyReport) -> list[dict[str, Any]]:
-    sums = json.loads(report.json())["sums"]
-    return [{**one, "basis": "+".join(one["basis"])} for one in sums]
+def rows(sums: Iterable[UsedEnergy]) -> Iterator[list[Any]]:
+    """Rows for a file, in the order of `USED`; times are texts with their offset from UTC."""
+    for one in sums:
+        yield [_cell(column.value(one)) for column in USED]
 
 
-def csv_lines(report: EnergyReport) -> list[str]:
-    """A heading, and one line for each sum."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [one.name for one in columns_of(UsedEnergy)])
-    writer.writeheader()
-    writer.writerows(_rows(report))
-    return text.getvalue().splitlines()
-
-
-def write_parquet(report: EnergyReport, path: Path) -> None:
-    """One row for each sum; times are texts with their offset from UTC."""
-    from zeus_ipc.tables import write
-
-    hints = get_type_hints(UsedEnergy)
-    names = [one.name for one in columns_of(UsedEnergy)]
-    kinds = {
-        name: next((one for one in (float, int, bool) if hints[name] in (one, one | None)), str)
-        for name in names
-    }
-    rows = ([row[name] for name in kinds] for row in _rows(report))
-    write(path, kinds, rows, is_parquet=True)
+def _cell(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return "+".join(value) if isinstance(value, list) else value

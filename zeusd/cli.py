@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.options import SOCKET
 from zeus_ipc.output import discard_output
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def main() -> None:
 
 @main.command()
 @click.option("--config", "config_path", metavar="FILE", help="Configuration, TOML.")
-@click.option("--socket", metavar="PATH", help="Socket.  [default: /run/zeusd/zeusd.sock]")
+@click.option(
+    "--socket", type=SOCKET, metavar="PATH", help="Socket.  [default: /run/zeusd/zeusd.sock]"
+)
 @click.option("--socket-mode", metavar="OCTAL", help="Permissions of the socket.  [default: 0660]")
 @click.option("--socket-group", metavar="GROUP", help="Group that owns the socket.")
 @click.option("--state-dir", metavar="DIR", help="Journal.  [default: /run/zeusd/state]")
@@ -96,7 +99,9 @@ def serve(config_path: str | None, **options: str | None) -> None:
 @main.command("check-config")
 @click.argument("file")
 @click.option("--node", is_flag=True, help="Also compare FILE with the GPUs of the running zeusd.")
-@click.option("--socket", metavar="PATH", help="With --node: the socket of that zeusd.")
+@click.option(
+    "--socket", type=SOCKET, metavar="PATH", help="With --node: the socket of that zeusd."
+)
 @click.option("--strict", is_flag=True, help="Also fail if a rule has no effect.")
 def check_config(file: str, node: bool, socket: str | None, strict: bool) -> None:
     """Check whether zeusd accepts FILE, and report wrong lines.

@@ -149,11 +149,11 @@ assert simulator.simulate_one_job(job, num_recurrence=2, beta_knob=2.0, eta_knob
 """,
     "plot": """
 from pathlib import Path
-from zeusctl.plots import check_available, draw_profile
+from zeusctl.plots import Track, check_available, draw_tracks
 
 check_available()
-draw_profile([(100.0, 1.0, 90.0), (150.0, 0.8, 100.0)], Path("profile.png"))
-assert Path("profile.png").read_bytes().startswith(b"\\x89PNG")
+draw_tracks([Track("GPU 0", power_w=[(0.0, 90.0), (1.0, 100.0)])], Path("history.png"))
+assert Path("history.png").read_bytes().startswith(b"\\x89PNG")
 """,
     "parquet": """
 from pathlib import Path

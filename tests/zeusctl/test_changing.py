@@ -552,13 +552,16 @@ def _words(svg: str) -> list[str]:
 def test_a_picture_of_a_profile(ctl: Ctl, tmp_path: Path) -> None:
     profile, svg = tmp_path / "profile.json", tmp_path / "p.svg"
     measurements = [
-        {"power_limit": 250, "energy": 2300.0, "time": 10.0},
         {"power_limit": 175, "energy": 1800.0, "time": 11.0},
+        {"power_limit": 250, "energy": 2300.0, "time": 10.0},
+        {"power_limit": 250, "energy": 2000.0, "time": 10.5, "graphics_clock": 1200},
         {"power_limit": 100, "energy": 1700.0, "time": 17.0},
     ]
     profile.write_text(json.dumps({"measurements": measurements}))
     assert ctl("plot", "-o", str(svg), "--profile", str(profile)).code == 0
-    assert {"250 W", "175 W", "100 W", "energy saved", "time added"} <= set(_words(svg.read_text()))
+    words = {"250 W", "250 W, 1200 MHz", "175 W", "100 W", "energy saved per step (%)"}
+    words |= {"time per step against 250 W (%)"}
+    assert words <= set(_words(svg.read_text()))
     profile.write_text("{}")
     said = ctl("plot", "-o", str(svg), "--profile", str(profile))
     assert (said.code, "is not a power limit profile" in said.err) == (Exit.FAILED, True)

@@ -32,8 +32,9 @@ from zeus_ipc.replies import UsageSum
 from zeus_ipc.requests import BUCKET_S
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl import day_files
-from zeusctl.commands.allocate import Mapping
+from zeusctl.commands.allocate import holdings
 from zeusctl.exits import Exit
+from zeusctl.parts import Allocations
 from zeusd.energy.split import parent_of
 from zeusd.runtime.identities import Identities
 
@@ -151,13 +152,17 @@ def test_the_folder_of_dcgm_exporter_determines_the_holders(
         (tmp_path / gpus[1]).write_text("mapped2\n mapped3 \n; rm -rf\n")
         (tmp_path / "77").write_text("mapped4\n")
         (tmp_path / "readme").write_text("mapped5\n")
-        mapping = Mapping(client, tmp_path, {"mapped1": os.getuid()}.get)
-        assert mapping.reconcile() == (3, 0)
-        assert mapping.reconcile() == (0, 0)
+        allocations = Allocations(client, {"mapped1": os.getuid()}.get)
+
+        def changes() -> list[int]:
+            return [*map(len, allocations.keep(holdings(tmp_path, client.node().gpus)))]
+
+        assert changes() == [3, 0]
+        assert changes() == [0, 0]
         assert {*gpus[:2]} <= {*held(client)}
         (tmp_path / "0").write_text("")
         (tmp_path / gpus[1]).write_text("mapped2\n")
-        assert mapping.reconcile() == (1, 3)  # mapped2 has all of the GPU now
+        assert changes() == [1, 3]  # mapped2 has all of the GPU now
         assert gpus[0] not in held(client)
         assert client.deallocate("mapped2") == 1
 

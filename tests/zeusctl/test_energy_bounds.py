@@ -15,8 +15,9 @@ from tests.zeusctl.test_exporter import one
 from zeus_ipc import tables
 from zeus_ipc.replies import Estimate, LedgerState, LedgerTotal, NodeInfo, Usage, UsageSum
 from zeusctl.day_files import METERS, Row, read, usage_of
+from zeusctl.entities import account_text
 from zeusctl.exporter.accounting import families
-from zeusctl.usage import label, lines, reported, summary_line, tightened
+from zeusctl.usage import lines, reported, summary_line, tightened
 
 ENDS = [0, 900]
 METER = (METERS, "")
@@ -65,9 +66,11 @@ def test_the_table_and_a_jobs_summary_say_what_bounds_follow_from_and_why() -> N
         reported(used("job", 9_000_000, 1_000_000, 17_000_000, "equal", name="7"), ENDS, None),
         reported(used("job", 9_000_000, 9_000_000, 9_000_000, "allocated", name="8"), ENDS, None),
     ]
-    table = lines(rows, {}, 18.0)
-    assert "[1.0, 17.0] presence" in table[1]
-    assert " exact " in table[2]
+    table = lines(rows, 18.0)
+    columns = table[0].split()
+    assert columns[3:6] == ["J", "LOWER", "UPPER"]
+    assert table[1].split()[4:7] == ["1.0", "17.0", "presence"]
+    assert table[2].split()[4] == "exact"
     assert table[-2] == "equal: several had processes and their use was not measured"
     assert "(between 10.0 J and 26.0 J by presence)" in summary_line("job", "7", 1, rows)
     assert "between" not in summary_line("job", "8", 1, rows[1:])
@@ -77,7 +80,7 @@ def test_a_process_is_named_with_what_it_belongs_to() -> None:
     one = used("process", 5, 5, 5, "exclusive", name="4711")
     of_job = one.model_copy(update={"run": "123", "workload": "job 77", "begin_s": 900})
     shown = [reported(some, ENDS, None) for some in (of_job, one)]
-    assert [label(some, {}) for some in shown] == ["process 4711 of job 77", "process 4711"]
+    assert [*map(account_text, shown)] == ["process 4711 of job 77", "process 4711"]
     assert shown[0].begin is not None
     assert shown[0].begin.timestamp() == 900
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from pydantic import TypeAdapter
 
 from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS, Ctl, as_nobody_says, spawn
+from zeus_ipc.client import Client
+from zeus_ipc.replies import AuditRecords
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.checks import UNITS, _systemd
 from zeusctl.cli import VERBS, main
+from zeusctl.commands import audit
 from zeusctl.exits import MEANINGS, Exit
 from zeusctl.exporter.collector import ZeusdCollector
 from zeusctl.recording import CsvWriter
@@ -74,7 +78,7 @@ def test_status_of_some_gpus(ctl: Ctl) -> None:
 
 
 def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
-    ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon
+    ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """Readings that fail are dashes; what everybody needs is still there."""
     node.inject(2, "temperature_c", 999)
@@ -98,6 +102,17 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
     pages = [ctl("show", gpu).out for gpu in ("2", "3")]
     assert ["throttled by       nothing" in one for one in pages] == [False, True]
+    with daemon.client() as client:
+        uuid = client.node().gpus[2].uuid
+        wait_for(
+            lambda: any(one.source == uuid and one.code for one in client.node().problems),
+            "zeusd to miss its samples",
+        )
+    ran = tmp_path / "ran"
+    said = ctl("measure", "2", "--", "touch", str(ran))
+    assert (said.code, ran.exists()) == (Exit.NOT_RUN, False)
+    assert "no new samples of GPU 2" in said.err
+    assert ctl("measure", "1,2", "--", "touch", str(ran)).code == 0
     node.inject(2, "processes", 15)
     failed = "reading processes on GPU 2 failed: the GPU has fallen off the bus (NVML 15)"
     said = wait_for(
@@ -289,6 +304,23 @@ def test_watching_prints_again_until_ctrl_c(daemon: RunningDaemon) -> None:
     assert lines == ["index,name\n", *["0,Tesla V100-PCIE-16GB\n"] * 3]
 
 
+def test_audit_has_one_heading_however_long_nothing_happens(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = iter([None, None])
+
+    def pause(_: float) -> None:
+        if next(pauses, "over") == "over":
+            raise KeyboardInterrupt
+
+    nothing = AuditRecords(records=[], dropped=0)
+    monkeypatch.setattr(Client, "audit", lambda *_, **__: nothing)
+    monkeypatch.setattr(audit, "time", SimpleNamespace(sleep=pause, monotonic_ns=lambda: 0))
+    said = ctl("audit", "-f")
+    assert said.code == Exit.INTERRUPTED
+    assert len(said.out.splitlines()) == 1
+
+
 def test_audit_follows(daemon: RunningDaemon) -> None:
     with spawn(daemon, "audit", "--follow", "--json", "-n", "1") as follower:
         assert follower.stdout is not None
@@ -406,6 +438,9 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
         (("measure", "", "--", "true"), Exit.USAGE, "GPUS is empty"),
         (("measure", "--", ""), Exit.USAGE, "nothing follows --"),
         (("energy", "--job", "\udcff"), Exit.USAGE, "a name given is not UTF-8"),
+        (("--socket", "", "status"), Exit.USAGE, "'' names no path"),
+        (("status", "--socket", ""), Exit.USAGE, "'' names no path"),
+        (("probe", "--simulate", "1xv100", "--gpus", "9"), Exit.UNKNOWN, "there is no GPU 9"),
         (("release", ""), Exit.USAGE, "GPUS is empty"),
         (("release", "-i", ""), Exit.USAGE, "GPUS is empty"),
         (("-i", "0", "status"), Exit.USAGE, "write it after a command: zeusctl status -i"),
@@ -473,7 +508,7 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
             Exit.USAGE,
             "--for is at most 30d",
         ),
-        (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
+        (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png: No such"),
         (("measure", "-o", "/no/such/p", "--", "echo", "x"), Exit.NOT_RUN, "/no/such/p: No such"),
         (("exercise", "0", "-o", "/no/such/p"), Exit.FAILED, "/no/such/p: No such"),
         (("probe", "--simulate", "1xv100", "-o", "/no/such/p"), Exit.FAILED, "/no/such/p: No such"),
@@ -515,6 +550,16 @@ def test_a_closed_standard_output_is_no_failure(daemon: RunningDaemon) -> None:
     line = [sys.executable, "-m", "zeusctl", "--socket", daemon.socket, "status"]
     ran = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *line], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("how", ["2>&-", "0<&- 2>&-", "2>/dev/full"])
+def test_what_is_said_to_nobody_changes_no_exit_code(daemon: RunningDaemon, how: str) -> None:
+    line = [sys.executable, "-m", "zeusctl", "--socket", daemon.socket]
+    for more, code in ((["nonsense"], Exit.USAGE), (["set", "0", "-p", "5"], Exit.OUT_OF_RANGE)):
+        assert subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *line, *more]).returncode == code
+    if "full" not in how:
+        command = ["measure", "--", "sh", "-c", "echo lost >&2; exit 7"]
+        assert subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *line, *command]).returncode == 7
 
 
 def test_a_full_disk_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:

@@ -223,7 +223,7 @@ def test_a_folder_of_indices_names_no_gpu_that_is_counted_anew(tmp_path: Path) -
         (tmp_path / name).write_text(f"job{name}\n")
 
     def held(*gpus: Gpu) -> dict[str, str]:
-        return {one.job: one.gpu for one in holdings(tmp_path, cast("list[GpuInfo]", gpus))}
+        return {one.name: one.part.gpu for one in holdings(tmp_path, cast("list[GpuInfo]", gpus))}
 
     assert held(*REVERSED) == {f"job{name}": f"GPU-{name}" for name in "0123"}
     assert held(GPUS[0], GPUS[1], GPUS[3]) == {"job0": "GPU-0", "job1": "GPU-1", "job3": "GPU-3"}

@@ -11,7 +11,7 @@ import click
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.messages import Timing
 from zeus_fleet.policies import POLICIES
-from zeus_ipc.options import Number
+from zeus_ipc.options import SOCKET, Number
 
 
 @click.command()
@@ -22,7 +22,7 @@ from zeus_ipc.options import Number
     envvar="ZEUS_FLEET_NAME",
     help="The node's name in the budget.  [host name]",
 )
-@click.option("--socket", "path", help="zeusd's socket.  [$ZEUSD_SOCK_PATH]")
+@click.option("--socket", "path", type=SOCKET, help="zeusd's socket.  [$ZEUSD_SOCK_PATH]")
 def node(reach: Reach[Any], name: str, path: str | None) -> None:
     """Limit this node's GPUs according to the plan. Run it on each node.
 

@@ -11,39 +11,29 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zeus_ipc import programs
+from zeus_ipc.errors import ErrorCode
 from zeus_ipc.options import EXISTING_FOLDER, Whole, option
 from zeusctl.arguments import User, gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import ALLOCATION, Allocation
-from zeusctl.exits import CommandError, Exit
-from zeusctl.parts import Part, number_of
+from zeusctl.exits import CommandError
+from zeusctl.parts import Allocations, Holding, Part, number_of
 from zeusctl.reports import AllocateReport, AllocationsReport, DeallocateReport
 from zeusctl.session import Session, now, verb
 from zeusctl.slurm import SlurmJob, job_of
 from zeusctl.usage import job_sums, summary_line
 
 if TYPE_CHECKING:
-    from zeus_ipc.client import Client
     from zeus_ipc.replies import GpuInfo
 
 PERIOD_S = 5.0
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """A job that holds a GPU, or a part of it if other jobs do too."""
-
-    gpu: str
-    job: str
-    weight: int
 
 
 def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
@@ -64,7 +54,8 @@ def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
         if uuid is not None:
             lines = {line.strip() for line in path.read_text(errors="replace").splitlines()}
             jobs = {line for line in lines if _JOB.fullmatch(line)}
-            found |= {Holding(uuid, job, 1 if len(jobs) > 1 else 0) for job in jobs}
+            part = Part(uuid, 1 if len(jobs) > 1 else 0)
+            found |= {Holding("job", job, part) for job in jobs}
     return found
 
 
@@ -72,36 +63,6 @@ def user_of(job: str) -> int | None:
     """Returns the user of a job, from Slurm; None if Slurm does not say."""
     uid = (programs.output("squeue", "-h", "-j", job, "-o", "%U") or "").strip()
     return int(uid) if uid.isdecimal() else None
-
-
-class Mapping:
-    """Keeps zeusd's allocations in step with the folder."""
-
-    def __init__(
-        self, client: Client, folder: Path, user: Callable[[str], int | None] = user_of
-    ) -> None:
-        self._client = client
-        self._folder = folder
-        self._user = user
-        self._held: set[Holding] = set()
-
-    def reconcile(self) -> tuple[int, int]:
-        """Applies what has changed. Returns the numbers of new and ended allocations.
-
-        Raises:
-            ZeusIpcError: zeusd did not answer, or this user is not an administrator.
-            OSError: The folder cannot be read.
-        """
-        wanted = holdings(self._folder, self._client.node().gpus)
-        ended, begun = self._held - wanted, wanted - self._held
-        for one in ended:
-            self._client.deallocate(one.job, gpus=[one.gpu])
-            self._held.discard(one)
-        for one in sorted(begun, key=lambda one: (one.gpu, one.job)):
-            uid = self._user(one.job)
-            self._client.allocate(one.gpu, one.job, uid=uid, weight=one.weight)
-            self._held.add(one)
-        return len(begun), len(ended)
 
 
 F = Callable[..., Any]
@@ -189,17 +150,10 @@ def allocate(
     if weight is not None:
         held = [Part(one.gpu, weight, parts or 0) for one in held]
     uid = found.uid if found is not None and uid is None else uid
+    run = run or (found.run if found is not None else "")
+    group = control_group or (found.control_group if found is not None else "")
     for one in held:
-        session.client.allocate(
-            one.gpu,
-            name,
-            kind=kind,
-            run=run or (found.run if found is not None else ""),
-            uid=uid,
-            weight=one.weight,
-            parts=one.parts,
-            control_group=control_group or (found.control_group if found is not None else ""),
-        )
+        Holding(kind, name, one, run, group).allocate(session.client, uid)
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     indices = [index[one.gpu] for one in held]
     report = AllocateReport(at=now(), kind=kind, name=name, gpus=indices)
@@ -242,8 +196,7 @@ def allocations(session: Session, gpus: str) -> None:
     if ledger is None:
         raise CommandError(
             "this zeusd keeps no energy ledger; set a directory under [accounting] in zeusd.toml",
-            Exit.NOT_SUPPORTED,
-            "not_supported",
+            ErrorCode.NOT_SUPPORTED,
         )
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     chosen = session.uuids(gpus, (one.gpu for one in ledger.held))
@@ -259,14 +212,15 @@ def allocations(session: Session, gpus: str) -> None:
 
 
 def _follow(session: Session, folder: Path) -> None:
-    mapping = Mapping(session.client, folder)
+    allocations = Allocations(session.client, user_of)
     while True:
         try:
-            begun, ended = mapping.reconcile()
+            wanted = holdings(folder, session.client.node().gpus)
+            begun, ended = allocations.keep(wanted)
         except OSError as error:
             raise CommandError(f"{folder} cannot be read ({error.strerror})") from None
         if begun or ended:
-            click.echo(f"{begun} allocated, {ended} ended")
+            click.echo(f"{len(begun)} allocated, {len(ended)} ended")
         time.sleep(PERIOD_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -33,22 +34,21 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     under one lease are one line. zeusd keeps the latest thousand; its log has everything
     (`journalctl -u zeusd`).
     """
+    page = session.client.audit(limit=count if gpus == "all" else KEPT)
+    chosen = session.uuids(gpus, (record.gpu for record in page.records))
+    wanted = [one for one in page.records if not chosen or one.gpu in chosen][-count:]
+    report = _report(session, wanted, page.dropped)
+    session.answer(report, table_of(EVENT, report.events))
     newest = 0
-    while True:
-        limit = count if gpus == "all" and not newest else KEPT
-        page = session.client.audit(after=newest, limit=limit)
-        if not newest:
-            chosen = session.uuids(gpus, (record.gpu for record in page.records))
-        wanted = [one for one in page.records if not chosen or one.gpu in chosen]
-        # Everything since the first query is of interest.
-        report = _report(session, wanted if newest else wanted[-count:], page.dropped)
-        if report.events or not newest:
-            lines = table_of(EVENT, report.events)
-            session.answer(report, lines[1:] if newest else lines)
+    while follow:
+        sys.stdout.flush()
         newest = max([newest, *(record.number for record in page.records)])
-        if not follow:
-            return
         time.sleep(_FOLLOW_S)
+        page = session.client.audit(after=newest, limit=KEPT)
+        wanted = [one for one in page.records if not chosen or one.gpu in chosen]
+        report = _report(session, wanted, page.dropped)
+        if report.events:
+            session.answer(report, table_of(EVENT, report.events)[1:])
 
 
 def _report(session: Session, records: Sequence[AuditRecord], dropped: int) -> AuditReport:

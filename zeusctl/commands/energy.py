@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from datetime import datetime, timezone, tzinfo
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc import tables
 from zeus_ipc.options import EXISTING_FOLDER, FILE, OUTPUT, option
 from zeus_ipc.text import count
+from zeusctl import usage
 from zeusctl.arguments import User, without_effect
-from zeusctl.energy_page import page
-from zeusctl.exits import CommandError, Exit
+from zeusctl.columns import csv_lines
+from zeusctl.entities import UsedEnergy
+from zeusctl.exits import UNKNOWN_JOB, CommandError
 from zeusctl.reports import EnergyReport, ForgetReport
 from zeusctl.session import Session, now, verb
 from zeusctl.text import user_name
-from zeusctl.usage import csv_lines, reported, write_parquet
-from zeusctl.usage import lines as table
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Usage
 
+SECOND = timedelta(seconds=1)
 BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 
 
@@ -75,7 +77,7 @@ def energy(
 ) -> None:
     """Show who used how much energy.
 
-    BASIS is how a sum was found; estimates have bounds, [LOWER, UPPER]:
+    BASIS is how a sum was found; estimates have bounds, LOWER and UPPER:
 
     \b
     allocated    a job or pod held the GPU: exact
@@ -109,32 +111,25 @@ def energy(
     zeusctl energy --since 30d --from /shared/energy          # over all nodes
     """
     from zeusctl import day_files, plots
-    from zeusctl import usage as shown
 
-    this = datetime.now(timezone.utc)
-    chosen = ("--plot", "-o", "--by", "--daily", "--by-method", "--job", "--pod")
-    if target is not None:
-        without_effect("with --export", "--from", "--html", "--user", *chosen)
-    if web_page is not None:
-        without_effect("with --html", "--format", *chosen)
-    if picture is not None:
-        without_effect("with --plot", "--format", "-o")
+    for given, why in ((target, "--export"), (web_page, "--html"), (picture, "--plot")):
+        if given is not None:
+            without_effect(f"with {why}", *_WITHOUT[why])
     if "" in (job, pod):  # a script's variable that is not set: not everyone's energy
         raise click.UsageError(f"--{'job' if job == '' else 'pod'} is empty; name one, or omit it")
     if job or pod:
         without_effect("with --job" if job else "with --pod", "--by", *(["--pod"] if job else []))
+        by = "job" if job else "pod"
     try:
-        where = shown.zone(zone_name)
-        begin, end = shown.instant(since, where, this), shown.instant(until, where, this)
-        ends = shown.edges(begin, end, where, daily or by == "day" or picture is not None)
+        this, where = datetime.now(timezone.utc), usage.zone(zone_name)
+        begin, end = usage.instant(since, where, this), usage.instant(until, where, this)
+        ends = usage.edges(begin, end, where, daily or by == "day" or bool(web_page or picture))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if form == "parquet" and output is None and target is None:
         raise click.UsageError("Parquet cannot go to standard output; name a file with -o")
     if picture is not None:
         plots.check_available(picture, "--plot")
-    if job or pod:
-        by = "job" if job else "pod"
     if device == "cpu" and (target is not None or folder is not None or web_page is not None):
         raise click.UsageError("files and pages cover GPUs only; omit --device cpu")
     if target is not None:
@@ -146,71 +141,75 @@ def energy(
         which = "GPU" if by == "gpu" else "process"
         raise click.UsageError(f"exported files do not name each {which}; omit --by {by}")
     rows = None if folder is None else day_files.read(folder)
+    gpus = {} if folder else {gpu.uuid: gpu.index for gpu in session.node.gpus}
+    name = job or pod or ""
 
-    def ask(edges: Sequence[int], kind: str) -> Usage:
-        if rows is None:
-            return session.client.usage(
+    def ask(edges: Sequence[int], kind: str) -> tuple[Usage, list[UsedEnergy]]:
+        if rows is not None:
+            found = day_files.usage_of(rows, edges, kind, uid, name, by_method)
+        else:
+            found = session.client.usage(
                 edges, kind, uid=uid, name=name, device=device, by_method=by_method
             )
-        return day_files.usage_of(rows, edges, kind, uid, name, by_method)
+        if uid is None and not name and not by_method:
+            found = usage.tightened(found)
+        return found, [usage.reported(one, edges, where, gpus) for one in found.sums]
 
-    name = job or pod or ""
     if web_page is not None:
-        days = shown.edges(begin, end, where, daily=True)
-        _page(session, web_page, ask(days, "user"), ask([days[0], days[-1]], "job"), days, where)
+        whole = [ends[0], ends[-1]]
+        metered, days = ask(ends, "user")
+        _page(session, web_page, days, ask(whole, "user")[1], ask(whole, "job")[1], metered)
         return
-    found = ask(ends, "total" if by == "day" else by)
-    if name and not found.sums:
+    found, sums = ask(ends, "total" if by == "day" else by)
+    if name and not sums:
         since_when = begin.astimezone(where).strftime("%Y-%m-%d %H:%M")
         raise CommandError(
             f"the ledger has no such {by} that you may see since {since_when}; look further back "
             "with --since",
-            Exit.UNKNOWN,
-            "unknown_job",
+            UNKNOWN_JOB,
         )
-    whole = uid is None and not job and not pod
-    if whole and not by_method:
-        found = shown.tightened(found)
-    off_uj = shown.check(found) if whole else 0
+    everything = uid is None and not name
+    begins = found.begins_s
     report = EnergyReport(
         at=now(),
         by=by,
-        sums=[shown.reported(one, ends, where) for one in found.sums],
-        metered_j=sum(found.metered_uj) / 1e6 if whole else None,
-        begins=None
-        if found.begins_s is None
-        else datetime.fromtimestamp(found.begins_s, timezone.utc),
+        sums=sums,
+        metered_j=sum(found.metered_uj) / 1e6 if everything else None,
+        begins=None if begins is None else datetime.fromtimestamp(begins, timezone.utc),
     )
-    indices = {} if folder else {gpu.uuid: gpu.index for gpu in session.node.gpus}
     if picture is not None:
-        names = [shown.label(one, indices) for one in report.sums]
-        drawn = plots.draw_energy(report.sums, names, picture)
+        drawn = plots.draw_energy(sums, picture)
         session.done(picture, drawn, f"drew {count(drawn, 'row')} in {picture}")
     else:
-        _answer(
-            session, report, indices, "json" if session.json and output is None else form, output
-        )
+        _answer(session, report, "json" if session.json and output is None else form, output)
+    off_uj = usage.check(found) if everything else 0
     if off_uj:
         raise CommandError(
             f"the sums differ from the GPUs' counters by {off_uj} microjoules; please report it "
-            "with zeusd's log",
-            Exit.FAILED,
-            "sum",
+            "with zeusd's log"
         )
 
 
-def _answer(
-    session: Session, report: EnergyReport, indices: dict[str, int], form: str, output: Path | None
-) -> None:
+_CHOSEN = ("-o", "--by", "--daily", "--by-method", "--job", "--pod")
+_WITHOUT = {
+    "--export": ("--from", "--html", "--user", "--plot", *_CHOSEN),
+    "--html": ("--format", "--plot", *_CHOSEN),
+    "--plot": ("--format", "-o"),
+}
+"""What has no effect with an option."""
+
+
+def _answer(session: Session, report: EnergyReport, form: str, output: Path | None) -> None:
     """Prints or writes the report."""
-    if form == "parquet" and output is not None:
-        write_parquet(report, output)
+    names = tables.kinds(UsedEnergy) if form in ("csv", "parquet") else {}
+    if output is not None and names:
+        tables.write(output, names, usage.rows(report.sums), is_parquet=form == "parquet")
     else:
-        lines: Sequence[str] = [report.json()]
+        lines = [report.json()]
         if form == "csv":
-            lines = csv_lines(report)
+            lines = csv_lines([[*names], *usage.rows(report.sums)])
         elif form == "table":
-            lines = table(report.sums, indices, report.metered_j)
+            lines = usage.lines(report.sums, report.metered_j)
         if output is None:
             click.echo("\n".join(lines))
             return
@@ -222,20 +221,17 @@ def _answer(
 def _page(
     session: Session,
     path: Path,
-    users: Usage,
-    jobs: Usage,
-    days: Sequence[int],
-    where: tzinfo | None,
+    days: Sequence[UsedEnergy],
+    users: Sequence[UsedEnergy],
+    jobs: Sequence[UsedEnergy],
+    metered: Usage,
 ) -> None:
-    by_day = [reported(one, days, where) for one in users.sums]
-    by_job = [reported(one, [days[0], days[-1]], where) for one in jobs.sums]
-    first, last = (
-        datetime.fromtimestamp(one, timezone.utc).astimezone(where)
-        for one in (days[0], days[-1] - 1)
-    )
-    title = f"Energy of GPUs, {first:%Y-%m-%d} to {last:%Y-%m-%d}"
-    path.write_text(page(by_day, by_job, title, sum(users.metered_uj) / 1e6), encoding="utf-8")
-    session.done(path, len(by_day), f"wrote {count(len(by_day), 'row')} to {path}")
+    from zeusctl.energy_page import page
+
+    span = f", {days[0].since:%Y-%m-%d} to {days[-1].until - SECOND:%Y-%m-%d}" if days else ""
+    text = page(days, users, jobs, f"Energy of GPUs{span}", sum(metered.metered_uj) / 1e6)
+    path.write_text(text, encoding="utf-8")
+    session.done(path, len(days), f"wrote {count(len(days), 'row')} to {path}")
 
 
 @verb()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc import programs
+from zeus_ipc.errors import ErrorCode
 from zeus_ipc.options import FILE, option
 from zeus_ipc.text import count
 from zeusctl.arguments import gpus_argument, without_effect
-from zeusctl.exits import CommandError, Exit, check_writable
+from zeusctl.exits import USAGE, CommandError, Exit, check_writable
 from zeusctl.session import Session, verb
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def exercise(
         click.echo(f"\nwrote {output}")
     if not report.as_found:
         raise CommandError(
-            "a GPU is not as it was found; see `zeusctl leases` and `zeusctl audit`", Exit.PENDING
+            "a GPU is not as it was found; see `zeusctl leases` and `zeusctl audit`",
+            ErrorCode.RESTORE_PENDING,
         )
     click.get_current_context().exit(Exit.OK if report.ok else Exit.FAILED)
 
@@ -103,13 +105,12 @@ def _ask(gpus: Sequence[GpuInfo], kill_zeusd: bool) -> None:
         raise CommandError(
             f"this sets limits and clocks of {count(len(gpus), 'GPU')}, and standard input is no "
             "terminal to confirm it at; add --yes",
-            Exit.USAGE,
-            "usage",
+            USAGE,
         )
     also = ", and kill zeusd once" if kill_zeusd else ""
     question = f"Set limits, clocks and persistence mode of GPU {which} to many values{also}?"
     if not click.confirm(question, err=True):
-        raise CommandError("nothing was set", Exit.FAILED)
+        raise CommandError("nothing was set")
 
 
 def _main_pid() -> int:
@@ -124,7 +125,6 @@ def _main_pid() -> int:
     if not pid:
         raise CommandError(
             "systemd runs no zeusd.service, so nothing would start it again; omit --kill-zeusd, "
-            "or name the process with --zeusd-pid",
-            Exit.FAILED,
+            "or name the process with --zeusd-pid"
         )
     return pid

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import click
 
+from zeus_ipc.checks import each_of
 from zeus_ipc.circuit import bounded
-from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.options import FILE, option
 from zeusctl.arguments import CommandVerb, command_argument, gpus_argument
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import MEASURED, Measured
-from zeusctl.exits import CommandError, Exit, check_writable, writing
+from zeusctl.exits import CommandError, check_writable, writing
 from zeusctl.reports import MeasureReport
 from zeusctl.running import run, without
 from zeusctl.session import TIMEOUT_S, Session, now, verb
@@ -109,7 +110,7 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
     chosen = session.gpus(gpus)
     if session.node.quiesced_ns is not None:
         message = "zeusd is quiesced and samples nothing; run `zeusctl resume` first"
-        raise CommandError(message, Exit.PENDING, "quiesced")
+        raise CommandError(message, ErrorCode.QUIESCED)
     names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in chosen}
     if cpu:
         for package in session.node.cpus:
@@ -118,29 +119,29 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
                 names[f"dram:{package.index}"] = f"dram:{package.index}"
         for module in sorted({gpu.module for gpu in chosen if gpu.module is not None}):
             names[f"module:{module}"] = f"module:{module}"
-    try:
-        session.client.windows(list(names))
-    except SeveralGpusFailed as error:
-        if len(error.errors) == len(names):
-            raise
-        for gpu in chosen if gpus == "all" else ():
-            if gpu.uuid in error.errors and not gpu.has_sensor:
-                del names[gpu.uuid]  # a display card
+    failed: dict[str, Exception] = {**each_of(session.client.windows, list(names))[1]}
+    for gpu in chosen if gpus == "all" else ():
+        if gpu.uuid in failed and not gpu.has_sensor:
+            del names[gpu.uuid]  # a display card
+    for one in session.node.problems:
+        if one.code:  # of the driver: a lost GPU has a past, but no present
+            cause = CommandError(f"{session.readable(one.cause)}; run `{one.command}`")
+            failed.setdefault(one.source, cause)
+    wanted = names.keys() & {gpu.uuid for gpu in chosen} or names.keys()
+    if wanted <= failed.keys():
+        raise next(failed[one] for one in failed if one in wanted or not wanted)
     return names
 
 
 def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
     """Returns one source's energy. An error in one must not hide the others."""
-    energy_j = uncertainty_j = power_w = trouble = None
+    energy_j = uncertainty_j = trouble = None
     try:
         found = session.client.windows(source, [(begin_ns, end_ns, False)])[source]
-        microjoules = found.energy_uj[0]
-        if microjoules is None:
+        if found.energy_uj[0] is None:
             trouble = "its history begins after the command did"
         else:
-            energy_j = microjoules / 1e6
-            uncertainty_j = found.uncertainty_uj[0] / 1e6
-            power_w = energy_j / max(1e-9, (end_ns - begin_ns) / 1e9)
+            energy_j, uncertainty_j = found.energy_uj[0] / 1e6, found.uncertainty_uj[0] / 1e6
     except ZeusIpcError as error:
         trouble = session.readable(error.message)
     return Measured(
@@ -148,7 +149,7 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
         uuid=source if name.startswith("gpu:") else None,
         energy_j=energy_j,
         uncertainty_j=uncertainty_j,
-        average_power_w=power_w,
+        average_power_w=None if energy_j is None else energy_j / max(1, end_ns - begin_ns) * 1e9,
         trouble=trouble,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from zeus_ipc.options import EXISTING_FILE, FILE, option
@@ -53,7 +52,7 @@ def plot(
     distinct((recording, profile), (output,))
     plots.check_available(output, "-o")
     if profile is not None:
-        drawn = plots.draw_profile(_measurements(profile), output)
+        drawn = _draw_profile(profile, output)
     else:
         tracks = (
             _from_recording(recording, gpus)
@@ -107,12 +106,15 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
     ]
 
 
-def _measurements(path: Path) -> Sequence[tuple[float, float, float]]:
-    """Limit (W), time (s) and energy (J) of each measurement."""
+def _draw_profile(path: Path, output: Path) -> int:
+    """Draws a profile's settings. Returns how many there are."""
     from zeus.optimizer.power_limit.profile import ProfileError, load
+    from zeus.optimizer.power_limit.report import Report
 
     try:
-        found = load(path).measurements
+        found = load(path)
     except ProfileError as error:
         raise CommandError(str(error)) from None
-    return sorted((one.power_limit, one.time, one.energy) for one in found)
+    estimates = found.estimates()
+    Report(estimates, None, found.position).draw(output, ", ".join(found.gpus or [path.name]))
+    return len(estimates)

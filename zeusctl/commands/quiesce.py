@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from zeus_ipc.errors import ErrorCode
 from zeus_ipc.text import count
 from zeus_ipc.users import named
 from zeusctl.entities import KnownGpu
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import CommandError
 from zeusctl.reports import QuiesceReport, ResumeReport
 from zeusctl.session import Session, now, verb
 
@@ -42,8 +43,7 @@ def quiesce(session: Session) -> None:
         raise CommandError(
             f"zeusd still has {', '.join(result.open)} open, because a driver call does not "
             "return; `systemctl restart zeusd` closes them, and it stays quiesced",
-            Exit.PENDING,
-            "quiesced",
+            ErrorCode.QUIESCED,
         )
 
 

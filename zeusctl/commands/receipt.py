@@ -15,7 +15,7 @@ from zeus_ipc.options import EXISTING_FILE, FILE, Whole, option
 from zeus_ipc.receipts import Receipt, Subject
 from zeus_ipc.requests import BUCKET_S
 from zeusctl.arguments import gpus_argument, without_effect
-from zeusctl.exits import CommandError, Exit, writing
+from zeusctl.exits import UNKNOWN_JOB, CommandError, Exit, writing
 from zeusctl.receipts import aiperf, differences, inferencex, page
 from zeusctl.reports import ComparisonReport
 from zeusctl.session import Session, now, verb
@@ -87,7 +87,7 @@ def receipt(
         )
         found = make_receipt(session.client, begin_ns, end_ns, uuids, subject)
     except LookupError as error:
-        raise CommandError(str(error), Exit.UNKNOWN, "unknown_job") from None
+        raise CommandError(str(error), UNKNOWN_JOB) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if output is not None:

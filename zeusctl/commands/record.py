@@ -15,7 +15,7 @@ from zeus_ipc.options import OUTPUT, option
 from zeus_ipc.text import count
 from zeusctl.arguments import Duration, gpus_argument
 from zeusctl.entities import Sample
-from zeusctl.exits import CommandError, Exit, writing
+from zeusctl.exits import CommandError, writing
 from zeusctl.running import asked_to_end
 from zeusctl.session import Session, verb
 
@@ -100,7 +100,5 @@ def _copy(
         writer.write(vars(Sample.of(sample, time=at_s, gpu=index[sample.gpu])))
         rows += 1
     if not rows:
-        raise CommandError(
-            "no sample arrived; run `zeusctl doctor`, or record for longer", Exit.FAILED
-        )
+        raise CommandError("no sample arrived; run `zeusctl doctor`, or record for longer")
     return rows, lost

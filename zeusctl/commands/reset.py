@@ -11,12 +11,12 @@ import click
 
 from zeus_ipc.checks import each_of
 from zeus_ipc.controls import SPECS
-from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.options import Whole, option
 from zeus_ipc.text import count, gpus_text, quantity_text, value_text
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.entities import Lease, Outcome, holder
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import CommandError
 from zeusctl.reports import ReleaseReport, ResetReport
 from zeusctl.session import Session, ceiling_option, now, verb
 from zeusctl.slurm import slurm_names
@@ -26,8 +26,9 @@ from zeusctl.views import lease_reports
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
 
-NOT_OFFERED, HELD = "not_offered", "held"
-"""The outcomes for a control that the driver does not offer, or that another job holds."""
+DONE, NOT_OFFERED, HELD = "ok", "not_offered", "held"
+"""The outcomes that are no trouble: a control that the driver does not offer, or that another job
+holds, is left."""
 
 
 @verb()
@@ -66,9 +67,8 @@ def reset(
         raise CommandError(
             f"zeusd does not find {gpus}, and restores it when it is back; if it was removed for "
             f"good: `sudo zeusctl reset {gpus} --forget`",
-            Exit.PENDING,
+            ErrorCode.RESTORE_PENDING,
         )
-
     chosen = session.gpus(gpus)
     if ceiling is not None:
         without_effect("with --ceiling, which bounds the power limit", "--control")
@@ -87,8 +87,15 @@ def reset(
         raise SeveralGpusFailed(errors)
     if missing or not all(outcome.ok for outcome in report.outcomes):
         raise CommandError(
-            "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.PENDING
+            "not everything is restored; zeusd keeps retrying, see `zeusctl leases`",
+            ErrorCode.RESTORE_PENDING,
         )
+
+
+def _outcome(gpu: int, uuid: str, control: str, result: str) -> Outcome:
+    fine = result in (DONE, NOT_OFFERED, HELD, "forgotten")
+    trouble = None if result == DONE else result
+    return Outcome(gpu=gpu, uuid=uuid, control=control, ok=fine, trouble=trouble)
 
 
 def _missing(session: Session) -> list[str]:
@@ -104,16 +111,12 @@ def _forget(session: Session, uuid: str) -> None:
         there = f"name one of: {', '.join(missing)}" if missing else "there is none"
         raise CommandError(
             f"--forget is for a GPU that zeusd does not find, by its whole UUID; {there}",
-            Exit.UNKNOWN,
-            "unknown_gpu",
+            ErrorCode.UNKNOWN_GPU,
         )
     ((_, controls),) = session.client.restore(uuid, forget=True).items()
     report = ResetReport(
         at=now(),
-        outcomes=[
-            Outcome(gpu=-1, uuid=uuid, control=control, ok=True, trouble=result)
-            for control, result in controls.items()
-        ],
+        outcomes=[_outcome(-1, uuid, *one) for one in controls.items()],
         revoked=[],
     )
     session.answer(report, [f"{', '.join(controls)} of {uuid} will not be restored"])
@@ -139,13 +142,7 @@ def _restore(
     )
     index = {gpu.uuid: gpu.index for gpu in gpus}
     outcomes = [
-        Outcome(
-            gpu=index[uuid],
-            uuid=uuid,
-            control=control,
-            ok=result in ("ok", NOT_OFFERED, HELD),
-            trouble=None if result == "ok" else session.readable(result),
-        )
+        _outcome(index[uuid], uuid, control, session.readable(result))
         for uuid, by_control in results.items()
         for control, result in by_control.items()
     ]
@@ -167,18 +164,13 @@ def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[s
     before = _leases(session, gpus, controls)
     session.client.release([gpu.uuid for gpu in gpus], controls, whose="user")
     left = _leases(session, gpus, controls)
-    held = [(lease.uuid, lease.control) for lease in left]
-    outcomes = [
-        Outcome(
-            gpu=one.gpu,
-            uuid=one.uuid,
-            control=one.control,
-            ok=(one.uuid, one.control) not in held,
-            trouble="it could not be restored yet" if (one.uuid, one.control) in held else None,
-        )
-        for one in before
-        if one.uid == uid
-    ]
+    held = {(lease.uuid, lease.control) for lease in left}
+    outcomes = []
+    for one in before:
+        if one.uid == uid:
+            waits = (one.uuid, one.control) in held
+            result = "it could not be restored yet" if waits else DONE
+            outcomes.append(_outcome(one.gpu, one.uuid, one.control, result))
     for gpu in gpus:
         others = _set_by_others(session, gpu, controls, left)
         if others:

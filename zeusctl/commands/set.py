@@ -13,27 +13,25 @@ import click
 
 from zeus_ipc.circuit import bounded
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
-from zeus_ipc.errors import RequestTimeout, ZeusIpcError
-from zeus_ipc.options import option
+from zeus_ipc.errors import ErrorCode, RequestTimeout, ZeusIpcError
+from zeus_ipc.options import ParamType, option
 from zeus_ipc.sd_notify import sd_notify
 from zeus_ipc.text import count, gpus_text, quantity_text
 from zeusctl.arguments import (
     CommandVerb,
     Duration,
-    ParamType,
     command_argument,
     gpus_argument,
     without_effect,
 )
-from zeusctl.entities import Setting, quantity
-from zeusctl.exits import CommandError, Exit
-from zeusctl.reports import SetReport
+from zeusctl.exits import CommandError
 from zeusctl.running import asked_to_end, run, without
 from zeusctl.session import Session, ceiling_option, now, verb
 from zeusctl.slurm import frequencies, has_mig, slurm_names
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
+    from zeusctl.entities import Setting
 
 WATCH_S = 60.0
 """Time limit of one request that waits for the loss of a lease."""
@@ -60,9 +58,9 @@ class _Value(ParamType):
 def _control_options(command: Callable[..., None]) -> Callable[..., None]:
     """One option for each control."""
     for spec in reversed(SPECS.values()):
-        names = [f"--{spec.option}", *([f"-{spec.letter}"] if spec.letter else []), spec.name]
-        option = click.option(*names, type=_Value(spec), metavar=spec.metavar, help=spec.help)
-        command = option(command)
+        letter = f"-{spec.letter} " if spec.letter else ""
+        names = f"--{spec.option} {letter}{spec.name}"
+        command = option(names, spec.help, _Value(spec), metavar=spec.metavar)(command)
     return command
 
 
@@ -129,10 +127,7 @@ def set_(
         without_effect("with --gpu-freq, which names clocks", *clocks)
     elif not controls:
         options = [f"--{spec.option}" for spec in SPECS.values()]
-        raise click.UsageError(
-            f"nothing to set; name {', '.join(options[:-1])} or {options[-1]}",
-            click.get_current_context(),
-        )
+        raise click.UsageError(f"nothing to set; name {', '.join(options[:-1])} or {options[-1]}")
     if ceiling is not None:
         others = ("--persist", "--confirm-within", "--best-effort", "--together", "COMMAND")
         without_effect("with --ceiling, which stays in force after zeusctl exits", *others)
@@ -181,8 +176,7 @@ def _refuse_mig_devices() -> None:
     if has_mig(os.environ):
         raise CommandError(
             "a MIG device has no power limit or clocks of its own; request whole GPUs",
-            Exit.NOT_SUPPORTED,
-            "not_supported",
+            ErrorCode.NOT_SUPPORTED,
         )
 
 
@@ -200,8 +194,7 @@ def _check_memory_clocks(gpus: Sequence[GpuInfo], value: ControlValue | None) ->
             raise CommandError(
                 f"GPU {gpu.index} ({gpu.name}) has no {spec.title} of {spec.text(value)}; choose "
                 f"from {there}",
-                Exit.OUT_OF_RANGE,
-                "out_of_range",
+                ErrorCode.OUT_OF_RANGE,
             )
 
 
@@ -216,15 +209,12 @@ def _set_ceiling(
     limit = controls.get(Control.POWER_LIMIT.value)
     if limit is None or len(controls) > 1:
         raise click.UsageError(
-            "a ceiling bounds the power limit; name --power-limit and nothing else",
-            click.get_current_context(),
+            "a ceiling bounds the power limit; name --power-limit and nothing else"
         )
     if fallback is not None and ttl_s is None:
-        raise click.UsageError(
-            "--then needs --for TIME, after which it applies", click.get_current_context()
-        )
+        raise click.UsageError("--then needs --for TIME, after which it applies")
     if ttl_s is not None and ttl_s > 30 * 86_400:
-        raise click.UsageError("--for is at most 30d", click.get_current_context())
+        raise click.UsageError("--for is at most 30d")
     chosen = session.gpus(gpus)
     group = (slurm_names() or [""])[-1] if gpus == "slurm" else ""
     highest = session.client.set_ceiling(
@@ -266,6 +256,8 @@ def _settings(
     was: Mapping[str, Sequence[int]],
 ) -> list[Setting]:
     """What was set; what was in force before, where that is known."""
+    from zeusctl.entities import Setting, quantity
+
     return [
         Setting(
             gpu=gpu.index,
@@ -304,6 +296,8 @@ def _confirm(session: Session, settings: Sequence[Setting], within_s: float) -> 
 
 
 def _answer(session: Session, settings: list[Setting], kept: str) -> None:
+    from zeusctl.reports import SetReport
+
     def differs(one: Setting) -> bool:
         return one.asked is not None and one.asked != one.value
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
 from zeusctl.commands.status import read as read_status
 from zeusctl.entities import CEILING, GPU, LEASE, KnownGpu, Permitted, span
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import USAGE, CommandError
 from zeusctl.reports import SHOW, ShowReport
 from zeusctl.session import Session, now, verb
 from zeusctl.text import style
@@ -33,23 +34,17 @@ def show(session: Session, gpus: str, output: Output[Any]) -> None:
 
     With --columns or --format csv, print a row as in `zeusctl status`.
     """
-    if output.rows:
-        output.run(
-            lambda: read_status(session, gpus, processes=True), _lines, lambda report: report.gpus
-        )
-    else:
-        output.run(lambda: _read(session, gpus), _lines, lambda report: [])
+    read: Callable[..., Any] = partial(read_status, processes=True) if output.rows else _read
+    output.run(lambda: read(session, gpus), _lines, lambda report: report.gpus)
 
 
 def _read(session: Session, gpus: str) -> ShowReport:
     session.look_again()
     if gpus == "all" and len(session.node.gpus) > 1:
-        raise click.UsageError("name a GPU: zeusctl show 0", click.get_current_context())
+        raise click.UsageError("name a GPU: zeusctl show 0")
     chosen = session.gpus(gpus)
     if len(chosen) > 1:
-        raise CommandError(
-            "show is about one GPU; name one (`zeusctl status` shows all)", Exit.USAGE, "usage"
-        )
+        raise CommandError("show is about one GPU; name one (`zeusctl status` shows all)", USAGE)
     gpu, client = chosen[0], session.client
     memory_mhz: list[int] = []
     gpu_mhz: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zeus_ipc.checks import read_states
@@ -128,27 +128,12 @@ def lines(report: StatusReport) -> Iterator[str]:
     else:
         yield from table_of(GPU, report.gpus)
         yield from module_lines(report)
-        for gpu in report.gpus:
-            if gpu.error is not None:
-                yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
-        for gpu in report.gpus:
-            if gpu.power_limit_w.raised:
-                then = "zeusd is lowering it"
-                if not gpu.power_limit_w.site_enforced:
-                    then = f"which is not enforced; `zeusctl reset {gpu.index}` lowers it"
-                yield style(
-                    f"GPU {gpu.index}: its limit is above the site limit, {then}", fg="yellow"
-                )
-        yield from not_enforced(report.gpus)
+        yield from (
+            style(f"GPU {one.index}: {one.error}", fg="red") for one in report.gpus if one.error
+        )
         indices = {gpu.uuid: f"GPU {gpu.index}" for gpu in report.gpus}
-        for gpu in report.gpus:
-            if gpu.power_of is not None:
-                first = indices.get(gpu.power_of, gpu.power_of)
-                yield f"GPU {gpu.index}: {first} has the power limit, power and energy of both"
-        for gpu in report.gpus:
-            if gpu.persisted:
-                what = ", ".join(gpu.persisted)
-                yield f"GPU {gpu.index}: persistent {what}; `zeusctl reset {gpu.index}` removes it"
+        yield from (line for gpu in report.gpus for line in _notes(gpu, indices))
+        yield from not_enforced(report.gpus)
     for finding in report.node.findings:
         yield style(f"zeusd.toml: {finding}", fg="yellow")
     if report.leases:
@@ -166,6 +151,21 @@ def lines(report: StatusReport) -> Iterator[str]:
     if report.processes is not None:
         yield ""
         yield from process_lines(report.processes)
+
+
+def _notes(gpu: Gpu, names: Mapping[str, str]) -> Iterator[str]:
+    """What there is to know of a GPU beside its row."""
+    if gpu.power_limit_w.raised:
+        then = "zeusd is lowering it"
+        if not gpu.power_limit_w.site_enforced:
+            then = f"which is not enforced; `zeusctl reset {gpu.index}` lowers it"
+        yield style(f"GPU {gpu.index}: its limit is above the site limit, {then}", fg="yellow")
+    if gpu.power_of is not None:
+        first = names.get(gpu.power_of, gpu.power_of)
+        yield f"GPU {gpu.index}: {first} has the power limit, power and energy of both"
+    if gpu.persisted:
+        what = ", ".join(gpu.persisted)
+        yield f"GPU {gpu.index}: persistent {what}; `zeusctl reset {gpu.index}` removes it"
 
 
 def problem_text(problem: Problem) -> str:

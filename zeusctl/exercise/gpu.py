@@ -40,14 +40,9 @@ _SLACK = 0.03
 def held(client: Client, gpu: GpuInfo) -> ControlValues:
     """What a GPU holds now."""
     state = client.state(gpu.uuid)[gpu.uuid]
-    return ControlValues(
-        power_limit_mw=state.power_limit_mw,
-        enforced_power_limit_mw=state.enforced_power_limit_mw,
-        persistence_mode=state.persistence_mode,
-        locked_gpu_clocks_mhz=state.locked_gpu_clocks_mhz,
-        locked_memory_clocks_mhz=state.locked_memory_clocks_mhz,
-        power_profiles=state.controls.get(Control.POWER_PROFILE.value),
-    )
+    names = ControlValues.__dataclass_fields__.keys() - {"power_profiles"}
+    profiles = state.controls.get(Control.POWER_PROFILE.value)
+    return ControlValues(**{one: getattr(state, one) for one in names}, power_profiles=profiles)
 
 
 def exercise(

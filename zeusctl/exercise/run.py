@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
 from zeus_ipc.controls import Control
-from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.text import count, value_text
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import eventually, exercise, held
 from zeusctl.exercise.report import Condition, ControlValues, ExercisedGpu, ExerciseReport
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import CommandError
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.session import now
 
@@ -102,8 +102,7 @@ def refuse_unless_free(client: Client, gpus: Sequence[GpuInfo]) -> None:
         raise CommandError(
             "only an administrator may exercise GPUs; run it with sudo, or ask for "
             "[access] admin_users in zeusd.toml",
-            Exit.DENIED,
-            "permission_denied",
+            ErrorCode.PERMISSION_DENIED,
         )
     index = {gpu.uuid: gpu.index for gpu in gpus}
     for uuid, listed in client.processes(list(index)).items():
@@ -112,16 +111,14 @@ def refuse_unless_free(client: Client, gpus: Sequence[GpuInfo]) -> None:
             who = f"process {computing[0].pid} ({computing[0].command or 'unknown'})"
             raise CommandError(
                 f"{who} computes on GPU {index[uuid]}; exercise GPUs that nobody uses",
-                Exit.HELD,
-                "in_use",
+                ErrorCode.LEASE_HELD,
             )
     for lease in client.leases():
         if lease.gpu in index:
             raise CommandError(
                 f"{lease.control.value} of GPU {index[lease.gpu]} is held by process {lease.pid}; "
                 "wait for its end, or see `zeusctl leases`",
-                Exit.HELD,
-                "lease_held",
+                ErrorCode.LEASE_HELD,
             )
 
 
@@ -198,9 +195,7 @@ def _acquire(client: Client, gpu: GpuInfo, found: ControlValues) -> None:
             client.release(gpu.uuid)
             raise CommandError(
                 f"GPU {gpu.index} holds {name} {value_text(name, holds)}, and zeusd would "
-                f"restore {value_text(name, target.value)}; run `zeusctl reset {gpu.index}` first",
-                Exit.FAILED,
-                "not_at_target",
+                f"restore {value_text(name, target.value)}; run `zeusctl reset {gpu.index}` first"
             )
 
 

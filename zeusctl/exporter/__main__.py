@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
 
 import click
 
 from zeus_ipc import __version__
-from zeus_ipc.options import option
+from zeus_ipc.options import SOCKET, option
 from zeus_ipc.output import discard_output
 from zeus_ipc.paths import host_and_port
 
@@ -32,25 +30,22 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     "Address to listen on; [::]:9850 for all addresses of the machine.",
     default=DEFAULT_LISTEN,
     envvar="ZEUSD_EXPORTER_LISTEN",
-    show_envvar=True,
     callback=_address,
     metavar="ADDRESS:PORT",
 )
-@option("--socket", "zeusd's socket.", metavar="PATH")
+@option("--socket", "zeusd's socket.", SOCKET, metavar="PATH")
 @option("--once", "Print the metrics and exit, as for node_exporter's text files.", bool)
 @option(
     "--workloads",
     "Export the energy of each job and pod while it runs: a series for each of them.",
     bool,
     envvar="ZEUSD_EXPORTER_WORKLOADS",
-    show_envvar=True,
 )
 @option(
     "--otel",
     "Also export energy by OpenTelemetry's names, hw_energy_joules.",
     bool,
     envvar="ZEUSD_EXPORTER_OTEL",
-    show_envvar=True,
 )
 @click.version_option(__version__, prog_name="zeusd-exporter")
 def main(
@@ -66,6 +61,7 @@ def main(
     from zeus_ipc.client import Client
     from zeus_ipc.http_guard import WebServer
     from zeusctl.exporter.collector import ZeusdCollector
+    from zeusctl.running import asked_to_end
 
     logging.basicConfig(level=logging.INFO, format="zeusd-exporter: %(message)s")
     registry = CollectorRegistry(auto_describe=False)
@@ -81,21 +77,19 @@ def main(
                     f"zeusd-exporter: standard output cannot be written: {error.strerror}"
                 ) from None
             return
-        ended = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: ended.set())
         host, port = listen
-        try:
-            server = WebServer(host, port, make_wsgi_app(registry))
-        except OSError as error:
-            raise SystemExit(
-                f"zeusd-exporter: cannot listen at {host}:{port} ({error.strerror}); choose "
-                "another address with --listen"
-            ) from None
-        name = f"[{host}]" if ":" in host else host
-        logging.info("serving at http://%s:%d/metrics", name, server.server_port)
-        ended.wait()
-        server.close()
+        with asked_to_end() as ended:
+            try:
+                server = WebServer(host, port, make_wsgi_app(registry))
+            except OSError as error:
+                raise SystemExit(
+                    f"zeusd-exporter: cannot listen at {host}:{port} ({error.strerror}); choose "
+                    "another address with --listen"
+                ) from None
+            name = f"[{host}]" if ":" in host else host
+            logging.info("serving at http://%s:%d/metrics", name, server.server_port)
+            ended.wait()
+            server.close()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,7 +16,7 @@ from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.outage import Outage
-from zeus_ipc.replies import CALL_BUCKETS_S, Count, GpuInfo, GpuState, LeaseInfo, Metrics, NodeInfo
+from zeus_ipc.replies import CALL_BUCKETS_S, GpuInfo, GpuState, LeaseInfo, Metrics, NodeInfo
 from zeusctl.columns import Metric as Declared
 from zeusctl.columns import columns_of
 from zeusctl.entities import Gpu, problems_of
@@ -126,20 +127,18 @@ def _age_s(since_ns: int, now_ns: int) -> float:
 
 def _counts(samples: Samples, metrics: Metrics) -> None:
     # A counter that begins at 1 shows no increase: what alerts watch is there from the start.
-    outside = [
-        Count(labels={"control": control, "result": result}, count=0)
-        for control in (spec.name for spec in SPECS.values() if spec.readable)
-        for result in ("adopted", "kept", "overridden", "noticed")
-    ]
-    failures = [Count(labels={"control": control}, count=0) for control in CONTROLS]
-    for name, counts, labels in (
-        ("changes", metrics.changes, ("control", "result")),
-        ("restores", metrics.restores, ("reason", "result")),
-        ("restore_failures", [*failures, *metrics.restore_failures], ("control",)),
-        ("outside_changes", [*outside, *metrics.outside_changes], ("control", "result")),
-        ("refusals", metrics.refusals, ("code",)),
+    outside = product(
+        (spec.name for spec in SPECS.values() if spec.readable),
+        ("adopted", "kept", "overridden", "noticed"),
+    )
+    for name, counts, labels, known in (
+        ("changes", metrics.changes, ("control", "result"), ()),
+        ("restores", metrics.restores, ("reason", "result"), ()),
+        ("restore_failures", metrics.restore_failures, ("control",), product(CONTROLS)),
+        ("outside_changes", metrics.outside_changes, ("control", "result"), outside),
+        ("refusals", metrics.refusals, ("code",), ()),
     ):
-        totals: dict[tuple[str, ...], int] = {}
+        totals: dict[tuple[str, ...], int] = dict.fromkeys(known, 0)
         for one in counts:
             key = tuple(one.labels.get(label, "") for label in labels)
             totals[key] = totals.get(key, 0) + one.count

@@ -10,7 +10,7 @@ import threading
 import click
 
 from zeus_ipc import __version__
-from zeus_ipc.options import option
+from zeus_ipc.options import SOCKET, option
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 ZEUSD_TIMEOUT_S = 10.0
@@ -29,7 +29,6 @@ ZEUSD_TIMEOUT_S = 10.0
     "This node's name in Kubernetes.",
     required=True,
     envvar="NODE_NAME",
-    show_envvar=True,
     metavar="NAME",
 )
 @option(
@@ -38,7 +37,7 @@ ZEUSD_TIMEOUT_S = 10.0
     'name every namespace with --namespace "*", so that pods that have ended are known.',
     bool,
 )
-@option("--socket", "zeusd's socket.", metavar="PATH")
+@option("--socket", "zeusd's socket.", SOCKET, metavar="PATH")
 @option("--pod-resources", "kubelet's socket for PodResources.", default=KUBELET, metavar="PATH")
 @option(
     "--kubeconfig",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
@@ -20,29 +20,16 @@ from zeusctl.kubernetes.kubelet import Kubelet
 from zeusctl.kubernetes.plan import PodDevices
 from zeusctl.kubernetes.pods import Pod
 from zeusctl.kubernetes.watch import PodWatch
-from zeusctl.parts import Devices, Part, mig_devices, together
+from zeusctl.parts import Allocations, Devices, Holding, mig_devices, together
 
 PERIOD_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class PodHolding:
-    """A part of a GPU, and the pod that holds it.
-
-    Attributes:
-        control_group: The uid by which control groups name the pod; empty: not known.
-    """
-
-    name: str
-    control_group: str
-    part: Part
 
 
 def holdings(
     devices: PodDevices,
     pods: Iterable[Pod],
     node: Devices,
-) -> tuple[set[PodHolding], set[str]]:
+) -> tuple[set[Holding], set[str]]:
     """Returns what each pod holds, and the ids of devices that do not belong to this node.
 
     Args:
@@ -50,7 +37,7 @@ def holdings(
         pods: As far as the Kubernetes API knows them.
     """
     known = {(pod.namespace, pod.name): pod for pod in pods}
-    found: set[PodHolding] = set()
+    found: set[Holding] = set()
     unknown: set[str] = set()
     for key, ids in devices.items():
         pod = known.get(key)
@@ -64,11 +51,11 @@ def holdings(
             else:
                 parts.append(part)
         group = "" if pod is None else pod.job
-        found |= {PodHolding("/".join(key), group, part) for part in together(parts)}
+        found |= {Holding("pod", "/".join(key), part, group, group) for part in together(parts)}
     return _shared(found), unknown
 
 
-def _shared(found: set[PodHolding]) -> set[PodHolding]:
+def _shared(found: set[Holding]) -> set[Holding]:
     """Makes pods that share a GPU holders of parts of it."""
     holders: dict[str, int] = {}
     for one in found:
@@ -82,11 +69,11 @@ def _shared(found: set[PodHolding]) -> set[PodHolding]:
 
 
 def _unlisted(
-    held: Iterable[PodHolding],
-    wanted: Iterable[PodHolding],
+    held: Iterable[Holding],
+    wanted: Iterable[Holding],
     devices: PodDevices,
     pods: Iterable[Pod],
-) -> set[PodHolding]:
+) -> set[Holding]:
     """Returns what pods hold that run according to the Kubernetes API but that kubelet does not
     list.
     """
@@ -121,7 +108,7 @@ class Accounts(Follower):
     ) -> None:
         super().__init__(zeusd, sources, kubelet, uuid)
         self._period_s = period_s
-        self._held: set[PodHolding] = set()
+        self._allocations = Allocations(zeusd)
         self._repeat = False
         self._unknown: set[str] = set()
 
@@ -146,22 +133,8 @@ class Accounts(Follower):
         for one in sorted(unknown - self._unknown):
             log.warning("zeusd does not know kubelet's device %s; it is charged to no pod", one)
         self._unknown = unknown
-        wanted |= _unlisted(self._held, wanted, devices, pods)
-        for old in self._held - wanted:
-            self._zeusd.deallocate(old.name, kind="pod", gpus=[old.part.gpu])
-        self._held &= wanted
-        fresh = wanted if self._repeat else wanted - self._held
-        for new in sorted(fresh, key=lambda one: (one.name, one.part.gpu)):
-            self._zeusd.allocate(
-                new.part.gpu,
-                new.name,
-                kind="pod",
-                run=new.control_group,
-                weight=new.part.weight,
-                parts=new.part.parts,
-                control_group=new.control_group,
-            )
+        wanted |= _unlisted(self._allocations.held, wanted, devices, pods)
+        for new in self._allocations.keep(wanted, again=self._repeat)[0]:
             log.info("%s holds %s", new.name, new.part.gpu)
-            self._held.add(new)
         self._repeat = False
         return False

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeus_ipc import __version__
-from zeusctl.probe.driver import NoDriverError
+from zeusctl.exits import CommandError
 from zeusctl.probe.main import finish, run
 from zeusctl.probe.options import ABOUT, OPTIONS
 
@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = run(options, lambda text: print(text, file=sys.stderr, flush=True))
         finish(report, options, options["json"], print)
-    except (NoDriverError, ValueError) as error:
+    except CommandError as error:
         print(f"zeusctl.probe: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except OSError as error:
         print(f"zeusctl.probe: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 1

@@ -13,7 +13,7 @@ from zeus_ipc.controls import Control
 from zeusctl.probe.driver import CallError, Clock, NoDriverError, Question, Reading
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.port import Backend, DeviceError
-from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
+from zeusd.devices.vendors import SYSFS, amd_only
 
 _OF_SENSORS = {
     "power_instant_mw": ("power_instant_mw",),
@@ -178,9 +178,7 @@ def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
     """Whether to probe AMD's GPUs: the library is AMD's, or the bus has AMD GPUs and none of
     NVIDIA's.
     """
-    if library is not None:
-        return LIBRARY in library
-    return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
+    return amd_only(sysfs) if library is None else LIBRARY in library
 
 
 class AmdDriver(Driver):

@@ -28,6 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from zeus_ipc.errors import ErrorCode
+from zeusctl.exits import CommandError
+
 SENSORS = (
     *("power_instant_mw", "power_average_mw", "power_usage_mw"),
     *("module_power_instant_mw", "module_power_average_mw", "memory_power_average_mw"),
@@ -48,8 +51,11 @@ class CallError(Exception):
         self.text = text
 
 
-class NoDriverError(Exception):
+class NoDriverError(CommandError):
     """There is nothing to probe; the message says why, and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ErrorCode.NOT_SUPPORTED)
 
 
 class Question(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zeusctl.exits import check_writable
+from zeusctl.exits import USAGE, CommandError, check_writable
 from zeusctl.probe import sandbox
 from zeusctl.probe.backend import AmdDriver, Driver, is_amd
 from zeusctl.probe.driver import CallError, NoDriverError
@@ -24,18 +24,17 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:
     """Probes with the given options.
 
     Raises:
-        NoDriverError: There is nothing to probe.
-        ValueError: An option is wrong.
+        CommandError: There is nothing to probe, or an option is wrong.
         OSError: The report cannot be written.
     """
     check_writable(Path(options["output"]))
     only = _indices(options["gpus"])
     if options["seconds"] <= 0 or options["alone"] <= 0 or options["calls"] < 1:
-        raise ValueError("--seconds and --alone are above 0, and --calls at least 1")
+        raise CommandError("--seconds and --alone are above 0, and --calls at least 1", USAGE)
     lengths = (options["seconds"], options["alone"], options["calls"])
     plan = ProbeTiming(*lengths, identify=options["identify"])
     if options["in_unit"] and options["simulate"] is not None:
-        raise ValueError("--in-unit is for real GPUs: a simulated node has no sandbox")
+        raise CommandError("--in-unit is for real GPUs: a simulated node has no sandbox", USAGE)
     driver, load_on = _open(options)
     with closing(driver):
         report = probe(
@@ -78,7 +77,7 @@ def _indices(text: str | None) -> list[int] | None:
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise ValueError(f"--gpus takes indices such as 0,2, not {text!r}") from None
+        raise CommandError(f"--gpus takes indices such as 0,2, not {text!r}", USAGE) from None
 
 
 def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads]:
@@ -89,7 +88,10 @@ def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads]:
             raise NoDriverError(
                 f"simulated GPUs need zeusd's packages ({error}); run `pip install zeusd`"
             ) from None
-        simulated = SimulatedDriver(options["simulate"])
+        try:
+            simulated = SimulatedDriver(options["simulate"])
+        except ValueError as error:
+            raise CommandError(str(error), USAGE) from None
         return simulated, simulated.load_on
     library = options["library"]
     driver = AmdDriver(library) if is_amd(library) else NvmlDriver(library)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zeus_ipc.text import table
 from zeusd.energy.probed.compare import compare, model_of
 from zeusd.energy.probed.period import UpdatePeriod
 from zeusd.energy.probed.report import ProbedGpu, ProbeReport
@@ -179,11 +180,9 @@ def _latency(gpu: ProbedGpu, name: str) -> tuple[str, ...]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Formats columns at their minimum width; omits columns that are empty everywhere."""
+    """Formats columns; omits those that are empty everywhere."""
     if not rows:
         return
     kept = [n for n in range(len(head)) if not head[n] or any(row[n] for row in rows)]
-    widths = [max(len(head[n]), *(len(row[n]) for row in rows)) for n in kept]
-    for row in (head, *rows):
-        cells = (row[n].ljust(width) for n, width in zip(kept, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+    cells = [[row[n] for n in kept] for row in rows]
+    yield from table([head[n] for n in kept], cells, left=len(kept)).splitlines()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from zeus_ipc._version import __version__
+from zeus_ipc.errors import ErrorCode
+from zeusctl.exits import CommandError
 from zeusctl.probe.backend import BackendGpu, Driver
 from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError, Question
 from zeusctl.probe.load import Load, Wave
@@ -91,14 +93,15 @@ def probe(
         say: Called with a line about each next step.
 
     Raises:
-        NoDriverError: There is no GPU that can be probed.
+        CommandError: There is no GPU that can be probed.
     """
     begin_ns = driver.clock.now_ns()
     found = driver.gpus()
     if only is not None:
         missing = sorted(set(only) - set(found))
         if missing:
-            raise NoDriverError(f"there is no GPU {missing[0]}; this node has {len(found)}")
+            text = f"there is no GPU {missing[0]}; this node has {len(found)}"
+            raise CommandError(text, ErrorCode.UNKNOWN_GPU)
         found = {index: found[index] for index in only}
     opened: dict[int, _Probed] = {}
     unopened = []

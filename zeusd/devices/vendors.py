@@ -102,11 +102,9 @@ class FoundBackend:
             return "nvidia"
         if options.amd_library is not None:
             return "amd"
-        if not has_gpu(options.sysfs, AMD):
-            return "nvidia"
-        if not has_gpu(options.sysfs, NVIDIA):
+        if amd_only(options.sysfs):
             return "amd"
-        if not self._warned:
+        if has_gpu(options.sysfs, AMD) and not self._warned:
             self._warned = True
             log.warning(
                 "this node has NVIDIA and AMD GPUs; zeusd manages NVIDIA's and leaves AMD's "
@@ -138,6 +136,11 @@ def _open(vendor: str, options: Options) -> Backend:
     from zeusd.devices.nvml.backend import NvmlBackend
 
     return NvmlBackend(options.nvidia_library, options.sysfs)
+
+
+def amd_only(sysfs: str) -> bool:
+    """Whether there are GPUs of AMD's on the PCI bus, and none of NVIDIA's."""
+    return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
 
 
 def has_gpu(sysfs: str, kind: tuple[str, tuple[str, ...]]) -> bool:

@@ -17,6 +17,7 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.snippets import ROOT
 from tests.zeusctl.probe.parsed import read
 from zeusctl.cli import cli
+from zeusctl.exits import CommandError, Exit
 from zeusctl.probe.__main__ import main
 from zeusctl.reports import schemas
 
@@ -80,10 +81,15 @@ def test_json_is_the_report(ctl: Callable[..., Result]) -> None:
 def test_wrong_options_and_absent_drivers_are_one_sentence(
     ctl: Callable[..., Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no GPU 4; this node has 1" in str(ctl(*QUICK, "--gpus", "4").exception)
+    absent = ctl(*QUICK, "--gpus", "4").exception
+    assert isinstance(absent, CommandError)
+    assert (str(absent), absent.exit_code) == (
+        "there is no GPU 4; this node has 1",
+        Exit.UNKNOWN,
+    )
     assert "--gpus takes indices" in str(ctl(*QUICK, "--gpus", "first").exception)
     assert "cannot simulate" in str(ctl("--simulate", "abacus").exception)
-    assert main(["--library", "/nonexistent.so"]) == 1
+    assert main(["--library", "/nonexistent.so"]) == Exit.NOT_SUPPORTED
     assert "cannot load /nonexistent.so" in capsys.readouterr().err
 
 

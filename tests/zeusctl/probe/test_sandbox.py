@@ -13,6 +13,7 @@ from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
 from tests.snippets import ROOT
 from tests.zeusctl.probe.parsed import read
+from zeusctl.exits import CommandError
 from zeusctl.probe import sandbox
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.main import run
@@ -92,5 +93,5 @@ def test_a_probe_that_fails_inside_says_why(tools: Path) -> None:
 
 
 def test_a_simulated_node_has_no_sandbox() -> None:
-    with pytest.raises(ValueError, match="a simulated node has no sandbox"):
+    with pytest.raises(CommandError, match="a simulated node has no sandbox"):
         run({**OPTIONS_OFF, "in_unit": True, "simulate": "v100"}, print)

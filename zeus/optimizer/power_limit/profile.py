@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from zeus.optimizer.power_limit.estimates import Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
 from zeus.optimizer.power_limit.settings import beside, watts
 from zeus.utils.atomic import write_text
 from zeus_ipc.wire import explain
@@ -114,6 +114,22 @@ class Profile(BaseModel):
                     f"{limit:g} W is outside {_range(here)}"
                 )
         return None
+
+    def estimates(self) -> tuple[LimitEstimate, ...]:
+        """Returns the measurements as those of a step, from the highest limit on."""
+        found = [
+            LimitEstimate(
+                round(one.power_limit * 1000),
+                one.time,
+                one.energy,
+                0.0,
+                0.0,
+                1,
+                beside=beside(one.power_profile, one.graphics_clock),
+            )
+            for one in self.measurements
+        ]
+        return tuple(sorted(found, key=lambda one: (-one.power_limit_mw, one.beside is not None)))
 
     def as_samples(self, steps: int) -> list[Sample]:
         """Returns the samples; if only averages are known, they count as this many steps."""

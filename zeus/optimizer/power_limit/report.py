@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate
+from zeus_ipc.atomic import replacing
 
 _BLUE, _GREEN = "#4c72b0", "#2a9d4a"
 
@@ -144,9 +145,12 @@ class Report:
             return "This optimizer holds no limit now."
         return f"In force: {self.in_force_w:g} W."
 
-    def draw(self, path: str | Path | IO[str]) -> None:
+    def draw(self, path: str | Path | IO[str], title: str = "") -> None:
         """Draws the trade-off; the extension selects the format: `.png`, `.svg`, `.pdf`. An open
         file gets SVG.
+
+        Args:
+            title: Instead of the sentence about the choice.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -192,11 +196,14 @@ class Report:
         axes.axvline(0, color="#999999", linewidth=0.8)
         axes.set_xlabel(f"time per step against {highest.power_limit_mw / 1000:g} W (%)")
         axes.set_ylabel("energy saved per step (%)")
-        axes.set_title(self.sentence.replace("; ", "\n"), fontsize=9, loc="left")
+        axes.set_title(title or self.sentence.replace("; ", "\n"), fontsize=9, loc="left")
         axes.grid(alpha=0.3)
         axes.margins(x=0.12, y=0.12)
-        kind: dict[str, Any] = {} if isinstance(path, (str, Path)) else {"format": "svg"}
-        figure.savefig(path, dpi=150, **kind)
+        if not isinstance(path, (str, Path)):
+            figure.savefig(path, dpi=150, format="svg")
+            return
+        with replacing(Path(path)) as aside:
+            figure.savefig(aside, dpi=150, format=Path(path).suffix[1:])
 
 
 def _name(one: LimitEstimate, unit: str = "") -> str:
