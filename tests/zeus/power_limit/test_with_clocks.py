@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import warnings
 from collections.abc import Callable, Sequence
@@ -147,8 +148,8 @@ def test_a_clock_that_the_gpu_refuses_is_left_out(
     assert {one.graphics_clock for one in plo.estimates} == {None, 1500}
 
 
-def test_where_clocks_may_not_be_locked_limits_are_searched_alone(
-    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+def test_where_clocks_may_not_be_locked_limits_are_searched_alone_and_the_user_is_told_once(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plo = GlobalPowerLimitOptimizer(node.monitor(), Energy(), search_clocks=True, **SMALL)
 
@@ -162,6 +163,8 @@ def test_where_clocks_may_not_be_locked_limits_are_searched_alone(
     assert isinstance(plo.state, Done)
     assert plo.state.chosen
     assert not any(one.beside for one in plo.estimates)
+    told = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert ["gpu_clocks are not allowed here" in one.getMessage() for one in told] == [True]
 
 
 def test_the_choice_is_kept_in_the_profile(node: VirtualNode, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ class Leader:
         self._checks = False  # whether a choice is being checked, which stays in force
         self._sampled = False  # whether the trial has a sample
         self._enough = False  # whether the steps run of it have samples
+        self._told: set[str] = set()  # why profiles or clocks that the user wanted are left out
         self._lost = False  # whether fewer samples are outstanding since the last decision
         self._longest = 0  # steps of a trial
         self._step = 0
@@ -314,7 +315,11 @@ class Leader:
             self._stop(self._from(rank, trouble.reason))
             return
         if setting.power_limit_mw in search.limits_mw:
-            log.info("%s is left out: %s", setting, self._from(rank, trouble.reason))
+            reason = self._from(rank, trouble.reason)
+            asked_for = setting.beside is not None and reason not in self._told
+            self._told.add(reason)
+            level = logging.WARNING if asked_for else logging.INFO
+            log.log(level, "%s is left out: %s", setting, reason)
             search.without(setting)
         for key, shared in list(self._shared.items()):
             if shared.trial.setting == setting:
