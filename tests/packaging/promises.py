@@ -50,18 +50,18 @@ assert "the API server cannot be found" in done.output, done.output
     "fleet": """
 from click.testing import CliRunner
 from zeus_fleet.commands import main
-from zeus_fleet.store import Store
+from zeus_fleet.store import FleetStore
 
-Store(["localhost:2379"])
+FleetStore(["localhost:2379"])
 done = CliRunner().invoke(main, ["status", "--etcd", "127.0.0.1:1"])
 assert "127.0.0.1:1 does not answer" in done.output, done.output
 """,
     "fleet-server": """
 from zeus_fleet.server import FleetServer
-from zeus_fleet.store import Store
+from zeus_fleet.store import FleetStore
 import uvicorn
 
-FleetServer(Store(["localhost:2379"]))
+FleetServer(FleetStore(["localhost:2379"]))
 """,
     "pfo": """
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, torch_pipelining
