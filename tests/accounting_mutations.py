@@ -314,7 +314,7 @@ SLURM = (
     Mutation(
         "the nodes of a job are one sum",
         "zeusctl.day_files.usage_of",
-        sets("known", "[0] * 5"),
+        sets("key", "(interval, *label, row.node)"),
         (
             "tests/zeusctl/test_energy_bounds.py::test_a_job_of_two_nodes_is_one_sum_however_often_their_files_came",
         ),
