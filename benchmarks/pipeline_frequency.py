@@ -164,7 +164,8 @@ def one_of(instance: Instance) -> dict[str, Any]:
 
 def compared(instance: Instance, python: str, seconds: float, number: int) -> dict[str, Any]:
     """Runs one row, beside lowtime."""
-    from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.zeus.pipeline_frequency.timeline import timeline, totals
 
     profile, pipeline = instance.load()
     power_w = instance.p2p_power_w

@@ -10,6 +10,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from tests.zeus.pipeline_frequency.timeline import timeline, totals
 from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
@@ -19,7 +20,6 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     interleaved_1f1b,
     one_f_one_b,
 )
-from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
 KINDS = (
     "convex",

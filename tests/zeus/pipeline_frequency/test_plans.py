@@ -5,6 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,69 @@ def test_a_folder_without_a_frontier_is_reported(tmp_path: Path) -> None:
         Frontier.read(tmp_path)
 
 
+OPTION = {"frequency": 930, "time_s": 1.0, "energy_j": 100.0}
+PROBLEM = {
+    "profile": [
+        {"stage": stage, "instruction": name, "chunk": 0, "options": [OPTION]}
+        for stage in (0, 1)
+        for name in ("forward", "backward")
+    ],
+    "pipeline": {
+        "name": "1f1b",
+        "num_microbatches": 1,
+        "stages": [[["forward", 0, 0], ["backward", 0, 0]]] * 2,
+        "arcs": [[[0, "forward", 0, 0], [1, "forward", 0, 0]]],
+    },
+    "p2p_power_w": 25.0,
+    "gpus_per_stage": 1,
+    "energy_per": "gpu",
+    "change_time_s": 0.0,
+    "max_changes": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value", "says"),
+    [
+        ("problem", ("p2p_power_w",), "70", "p2p_power_w: .*not '70'"),
+        ("problem", ("p2p_power_w",), -1.0, r"p2p_power_w: .*not -1\.0"),
+        ("problem", ("gpus_per_stage",), 2.7, r"gpus_per_stage: .*not 2\.7"),
+        ("problem", ("gpus_per_stage",), True, "gpus_per_stage: .*not True"),
+        ("problem", ("energy_per",), "rack", "energy_per: .*not 'rack'"),
+        ("problem", ("change_time_s",), 1e6, "change_time_s: .*not 1000000"),
+        ("problem", ("max_changes",), 2.5, r"max_changes: .*not 2\.5"),
+        ("problem", ("profile", 1, "stage"), "0", r"profile\.1\.stage: .*not '0'"),
+        ("problem", ("profile", 1, "options", 0, "time_s"), 0, r"options\.0\.time_s: .*not 0"),
+        ("problem", ("profile", 1, "options", 0, "frequency"), True, "frequency.*not True"),
+        ("problem", ("profile", 1, "options"), [], r"profile\.1\.options: .*not \[\]"),
+        ("problem", ("pipeline", "stages", 0, 0, 1), "0", r"stages\.0\.0\.1: .*not '0'"),
+        ("problem", ("pipeline", "stages"), [[["forward", 0]]], "of 1: files are mixed"),
+        ("problem", ("pipeline",), None, "pipeline: .*not None"),
+        ("frontier", ("num_stages",), "2", "num_stages: .*not '2'"),
+        ("frontier", ("num_stages",), 3, "of 2: files are mixed"),
+        ("frontier", ("gpus_per_stage",), True, "gpus_per_stage: .*not True"),
+        ("frontier", ("plans", 1, "time_s"), "1.5", r"plans\.1\.time_s: .*not '1\.5'"),
+        ("frontier", ("policies", "one clock", 0, 1), True, r"one clock\.0\.1: .*not True"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_refused_with_its_place(
+    tmp_path: Path, file: str, place: tuple[str | int, ...], value: Any, says: str
+) -> None:
+    frontier().write(tmp_path)
+    (tmp_path / "problem.json").write_text(json.dumps(PROBLEM))
+    assert Frontier.read(tmp_path).problem is not None
+    path = tmp_path / f"{file}.json"
+    data = at = json.loads(path.read_text())
+    for part in place[:-1]:
+        at = at[part]
+    at[place[-1]] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(PipelineFrequencyError, match=says) as error:
+        Frontier.read(tmp_path)
+    assert "mixed" in says or path.name in error.value.message
+    assert "\n" not in error.value.message
+
+
 def test_changes_are_counted_within_a_stage_and_0_mhz_is_none() -> None:
     assert count_changes([[("forward", 900), ("backward", 0), ("forward", 900)]]) == 0
     assert count_changes([[("forward", 900), ("backward", 915)], [("forward", 1000)]]) == 1
@@ -185,16 +249,3 @@ def test_figures_of_the_references_plans_are_read(tmp_path: Path) -> None:
     assert found.energy_j == 2333.9241048803174
     assert found.effective_energy_j == 1224.8441048803174
     assert math.isnan(found.time_s)
-
-
-def test_a_time_between_two_plans_is_worth_its_own_plan() -> None:
-    found = frontier()
-    assert found.lacks(("straggler", 1.2))
-    assert not found.lacks(("straggler", 1.0005))
-    # More time than the slowest plan takes saves nothing.
-    assert not found.lacks(("deadline", 9.0))
-    assert not found.lacks(("straggler", 9.0))
-    more, places = found.with_plans([plan(1.2, 110.0, 50.0)])
-    assert [one.time_s for one in more.plans] == [2.0, 1.5, 1.2, 1.0]
-    assert places == [0, 1, 3]
-    assert not more.lacks(("straggler", 1.2))

@@ -91,7 +91,10 @@ def test_chunks_have_rows_of_their_own(tmp_path: Path) -> None:
         (HEADER + GOOD + "0,forward,1380,52,18\n", "line 5, column time: 52.0 is far from"),
         (HEADER + GOOD + "0,forward,1380,0.052,18000\n", "line 5, column energy: 18000.0 is far"),
         (HEADER + GOOD.replace("0.05,", "5000,").replace("0.051", "5100"), "milliseconds"),
-        (HEADER + "0,forward,1410,1e-300,1e-298\n", "column time: 1e-300 s for one instruction"),
+        (
+            HEADER + "0,forward,1410,1e-300,1e-298\n",
+            "'1e-300'; it must be a number of seconds",
+        ),
         (HEADER + GOOD + "2,forward,1410,0.05,20\n", "stage 1 has no row"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.zeus.pipeline_frequency.timeline import timeline
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.placed_schedules import (
     BY_NAME,
@@ -14,6 +15,7 @@ from zeus.optimizer.pipeline_frequency.placed_schedules import (
 )
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import (
+    Graph,
     Instruction,
     Pipeline,
     gpipe,
@@ -21,7 +23,6 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     one_f_one_b,
     whole_iteration,
 )
-from zeus.optimizer.pipeline_frequency.timeline import timeline
 
 
 def order(pipeline: Pipeline, stage: int) -> str:
@@ -127,7 +128,7 @@ def test_a_custom_schedule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ("{", "not valid JSON"),
+        ("{", "it is not valid"),
         ('{"stages": []}', "not as expected"),
         ('{"stages": [[["forward", 0]], []], "arcs": []}', "stage 1 of the schedule has no"),
         ('{"stages": [[["forward", 0], ["forward", 0]]], "arcs": []}', "listed twice"),
@@ -176,7 +177,8 @@ def span(pipeline: Pipeline, parts: int) -> float:
 def test_every_microbatch_goes_there_and_back(name: str, stages: int, microbatches: int) -> None:
     pipeline = BY_NAME[name](stages, microbatches)
     assert pipeline.num_stages == stages
-    assert Pipeline.from_json(json.loads(json.dumps(pipeline.to_json()))).arcs == pipeline.arcs
+    graph = Graph.model_validate_json(pipeline.graph.model_dump_json())
+    assert Pipeline.of_graph(graph).arcs == pipeline.arcs
     work = {(one.name, one.microbatch, one.chunk) for one in pipeline.instructions}
     chunks = 1 + max(one.chunk for one in pipeline.instructions)
     split = any(one.name == "backward_weight" for one in pipeline.instructions)

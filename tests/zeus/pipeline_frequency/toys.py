@@ -7,9 +7,9 @@ import itertools
 import random
 from pathlib import Path
 
+from tests.zeus.pipeline_frequency.timeline import timeline, totals
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
-from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
 DATA = Path(__file__).parents[3] / "zeusd/devices/simulated/data/perseus"
 P2P_W = {"a100": 83.64, "a40": 70.38}

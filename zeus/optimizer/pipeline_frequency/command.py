@@ -6,12 +6,17 @@ import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME, CHUNKED, read_schedule
+from zeus.optimizer.pipeline_frequency.placed_schedules import (
+    BY_NAME,
+    make_schedule,
+    read_schedule,
+)
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteration
@@ -19,6 +24,9 @@ from zeus.utils.progress import progress_bar
 from zeus_ipc import __version__
 from zeus_ipc.options import FOLDER, NUMBER, WHOLE
 from zeus_ipc.parsing import parse, read_file
+
+if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency.planner import Planner
 
 DEFAULT_P2P_POWER_W = 70.0
 
@@ -146,62 +154,36 @@ def main(**options: Any) -> None:
     pictures, and job.log.
     """
     try:
-        _run(**options)
+        _run(SimpleNamespace(**options))
     except PipelineFrequencyError as error:
         raise click.ClickException(error.message) from None
 
 
-def _run(
-    inst_profile: str,
-    output_dir: Path,
-    num_mbs: int | None,
-    num_stages: int | None,
-    p2p_power: float,
-    schedule: str,
-    num_chunks: int,
-    after: str | None,
-    before: str | None,
-    stages: str | None,
-    gpus_per_stage: int | None,
-    energy_per: Any,
-    points: int | None,
-    deadline: float | None,
-    max_slowdown: float | None,
-    straggler: float | None,
-    max_power: float | None,
-    max_ramp: float | None,
-    ramp_window: float,
-    change_time: float,
-    max_changes: int | None,
-    exact: bool | None,
-    plot_interval: int,
-    unit_time: float | None,
-    noise_factor: float | None,
-) -> None:
-    asked = {"points": points, "deadline": deadline, "max_slowdown": max_slowdown}
-    asked["straggler"] = straggler
-    asked = {name: value for name, value in asked.items() if value is not None}
+def _run(given: SimpleNamespace) -> None:
+    names = ("points", "deadline", "max_slowdown", "straggler")
+    asked = {name: vars(given)[name] for name in names if vars(given)[name] is not None}
     if len(asked) > 1:
         raise PipelineFrequencyError(
             f"give one of --{', --'.join(name.replace('_', '-') for name in asked)}: each asks "
             "for different plans"
         )
-    bounded = max_power is not None or max_ramp is not None
+    bounded = given.max_power is not None or given.max_ramp is not None
     if bounded and set(asked) & {"points", "straggler"}:
         raise PipelineFrequencyError(
             "a bound on power asks for one plan: give it alone for the fastest, or with "
             "--deadline or --max-slowdown"
         )
-    if unit_time is not None or noise_factor is not None:
+    if given.unit_time is not None or given.noise_factor is not None:
         click.echo(
             "note: --unit-time and --noise-factor have no effect: no time is rounded", err=True
         )
-    profile = InstructionProfile.read(inst_profile)
-    if stages is not None:
-        profile = profile.pick(_numbers(stages))
-    pipeline = _pipeline(schedule, num_stages, num_mbs, num_chunks)
-    if after or before:
-        pipeline = whole_iteration(pipeline, _names(after), _names(before))
+    profile = InstructionProfile.read(given.inst_profile)
+    if given.stages is not None:
+        profile = profile.pick(_numbers(given.stages))
+    gpus = profile.tensor_parallel if given.gpus_per_stage is None else given.gpus_per_stage
+    pipeline = _pipeline(given.schedule, given.num_stages, given.num_mbs, given.num_chunks)
+    if given.after or given.before:
+        pipeline = whole_iteration(pipeline, _names(given.after), _names(given.before))
     unused = set(profile.names) - {one.name for one in pipeline.instructions}
     if unused:
         click.echo(
@@ -211,38 +193,36 @@ def _run(
     # Imported only now, because it takes longer than all checks of the arguments.
     from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 
-    peak_w, ramp = (math.inf if one is None else one for one in (max_power, max_ramp))
-    bound = PowerBound(peak_w, ramp, ramp_window)
-    with _new_folder(output_dir):
+    peak_w, ramp = (math.inf if one is None else one for one in (given.max_power, given.max_ramp))
+    bound = PowerBound(peak_w, ramp, given.ramp_window)
+    with _new_folder(given.output_dir):
         planner = Planner(
             profile,
             pipeline,
-            p2p_power_w=p2p_power,
-            gpus_per_stage=profile.tensor_parallel if gpus_per_stage is None else gpus_per_stage,
-            energy_per=energy_per,
-            changes=Changes(change_time, max_changes),
-            exact=exact,
+            p2p_power_w=given.p2p_power,
+            gpus_per_stage=gpus,
+            energy_per=given.energy_per,
+            changes=Changes(given.change_time, given.max_changes),
+            exact=given.exact,
         )
         if bounded:
-            if max_slowdown is not None:
-                deadline = max_slowdown * planner.fastest_time_s
-            frontier = planner.bounded([bound], deadline)
-        elif deadline is not None:
-            frontier = planner.deadline(deadline)
-        elif max_slowdown is not None:
-            frontier = planner.max_slowdown(max_slowdown)
-        elif straggler is not None:
-            frontier = planner.straggler(straggler)
+            deadline_s = given.deadline
+            if given.max_slowdown is not None:
+                deadline_s = given.max_slowdown * planner.fastest_time_s
+            frontier = planner.bounded([bound], deadline_s)
+        elif asked and given.points is None:
+            ((question, value),) = asked.items()
+            frontier = getattr(planner, question)(value)
         else:
             with progress_bar("planning") as tell:
-                frontier = planner.frontier(points, tell)
-        frontier.write(output_dir)
+                frontier = planner.frontier(given.points, tell)
+        frontier.write(given.output_dir)
         text = summary(frontier, planner.fastest_time_s)
-        (output_dir / "job.log").write_text(f"{text}\n", encoding="utf-8")
+        (given.output_dir / "job.log").write_text(f"{text}\n", encoding="utf-8")
         click.echo(text)
-        if plot_interval > 0:
-            _plot(profile, pipeline, frontier, output_dir, plot_interval)
-        click.echo(f"Plans are in {output_dir}; index 0 is the slowest.")
+        if given.plot_interval > 0:
+            _plot(profile, planner, frontier, given.output_dir, given.plot_interval)
+        click.echo(f"Plans are in {given.output_dir}; index 0 is the slowest.")
 
 
 @contextlib.contextmanager
@@ -306,8 +286,7 @@ def _pipeline(
         raise PipelineFrequencyError(
             f"the schedule {schedule} needs --num-stages and --num-mbs, the microbatches"
         )
-    chunks = (num_chunks,) if schedule in CHUNKED else ()
-    return BY_NAME[schedule](num_stages, num_mbs, *chunks)
+    return make_schedule(schedule, num_stages, num_mbs, num_chunks)
 
 
 def _names(text: str | None) -> list[str]:
@@ -325,7 +304,7 @@ def _numbers(text: str) -> list[int]:
 
 def _plot(
     profile: InstructionProfile,
-    pipeline: Pipeline,
+    planner: Planner,
     frontier: Frontier,
     folder: Path,
     interval: int,
@@ -339,6 +318,6 @@ def _plot(
         last = len(frontier.plans) - 1
         for index in sorted({*range(0, last + 1, interval), last}):
             target = folder / f"pipeline_{index:05d}"
-            plots.plot_timeline(profile, pipeline, frontier, index, target)
+            plots.plot_timeline(planner, frontier, index, target)
     except PipelineFrequencyError as error:
         click.echo(f"note: {error.message}", err=True)

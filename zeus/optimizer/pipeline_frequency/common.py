@@ -22,8 +22,8 @@ from pydantic import (
 )
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Setting, Step
-from zeus.optimizer.pipeline_frequency.profile import RANKS, Row
+from zeus.optimizer.pipeline_frequency.plans import Step
+from zeus.optimizer.pipeline_frequency.profile import RANKS, Row, Setting
 
 GET_SERVER_INFO_URL = "/info"
 REGISTER_JOB_URL = "/register_job"

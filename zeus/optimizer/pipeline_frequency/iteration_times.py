@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from zeus.optimizer.pipeline_frequency.plans import Setting
+from zeus.optimizer.pipeline_frequency.profile import Setting
 
 MOST_OPEN = 64
 """Most iterations whose end the GPU has not reached; the oldest are dropped."""
@@ -37,22 +37,15 @@ class Least(NamedTuple):
     seconds: float
 
 
-class _Step(NamedTuple):
-    """An instruction with stamps of its begin and end."""
-
-    name: str
-    setting: Setting
-    begin: Any
-    end: Any
-
-
 class _Iteration(NamedTuple):
-    """An iteration with stamps, and its instructions if they were timed."""
+    """An iteration with stamps of its begin and end, and its instructions if they were timed: name,
+    setting and stamps.
+    """
 
     number: int
     begin: Any
     end: Any
-    steps: list[_Step]
+    steps: list[tuple[str, Setting, Any, Any]]
 
 
 class IterationTimes:
@@ -72,7 +65,7 @@ class IterationTimes:
         self._begin: Any = None
         self._end: Any = None
         self._running: tuple[str, Setting, Any] | None = None
-        self._steps: list[_Step] = []
+        self._steps: list[tuple[str, Setting, Any, Any]] = []
         self._open: deque[_Iteration] = deque()
         self._spare: list[Any] = []
 
@@ -91,7 +84,7 @@ class IterationTimes:
     def end_instruction(self) -> None:
         """Handles its end, or its launch."""
         if self._running is not None:
-            self._steps.append(_Step(*self._running, self._stamp()))
+            self._steps.append((*self._running, self._stamp()))
             self._running = None
 
     def end(self) -> None:
@@ -114,7 +107,7 @@ class IterationTimes:
         found: list[Least] = []
         while self._open:
             one = self._open[0]
-            ends = [one.end, *(step.end for step in one.steps[-1:])]
+            ends = [one.end, *(step[-1] for step in one.steps[-1:])]
             if not all(isinstance(end, int) or end.query() for end in ends):
                 break
             seconds = _seconds(one.begin, one.end)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Setting
 from zeus.optimizer.pipeline_frequency.power_fit import (
     WAITING,
     Power,
@@ -26,7 +25,7 @@ from zeus.optimizer.pipeline_frequency.power_fit import (
     mixtures,
     set_apart,
 )
-from zeus.optimizer.pipeline_frequency.profile import Row
+from zeus.optimizer.pipeline_frequency.profile import Row, Setting
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,6 @@ class ProfilerSettings:
         every: Step between measured clocks, in supported clocks.
         rises: The sweep ends when the energy of every instruction has risen at this many clocks in
             a row.
-        at_least_half: Whether it measures at least half of the clocks.
         floor_mhz: No clock below this one is measured.
         power_profiles: Names of workload power profiles that are measured after the clocks, such
             as `max-q`; the GPU chooses the clock under each.
@@ -85,7 +83,6 @@ class ProfilerSettings:
     precision: float = 0.01
     every: int = 1
     rises: int = 5
-    at_least_half: bool = False
     floor_mhz: int = 0
     power_profiles: Sequence[str] = ()
     p2p_power_w: float | None = None
@@ -268,7 +265,7 @@ class OnlineProfiler:
     def _next_clock(self) -> None:
         self._position += 1
         clocks = sum(isinstance(one, int) for one in self._clocks)
-        if self._position < clocks and self._rose(clocks):
+        if self._position < clocks and self._rose():
             self._position = clocks
         if self._position >= len(self._clocks):
             self.finished = True
@@ -359,10 +356,8 @@ class OnlineProfiler:
         ):
             self.blocking = power
 
-    def _rose(self, clocks: int) -> bool:
+    def _rose(self) -> bool:
         """Whether to stop: every instruction took more energy at each of the last clocks."""
-        if self._settings.at_least_half and 2 * self._position < clocks:
-            return False
         for name in dict.fromkeys(self.instructions):
             energies = [row.energy for row in self.rows if row.instruction == name]
             last = energies[-self._settings.rises - 1 :]

@@ -30,9 +30,8 @@ from zeus.optimizer.pipeline_frequency.online_profiler import (
     ProfilerSettings,
     known_blocking_w,
 )
-from zeus.optimizer.pipeline_frequency.plans import Setting
 from zeus.optimizer.pipeline_frequency.power_profiles import PowerProfiles
-from zeus.optimizer.pipeline_frequency.profile import write_profile
+from zeus.optimizer.pipeline_frequency.profile import Setting, write_profile
 from zeus.utils import framework
 from zeus.utils.configured import OfProcess
 from zeus.utils.guard import guarded
@@ -414,15 +413,11 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
                 profiler.failure or "no clock was measured",
             )
             return
-        place = self._place
         self._write(profiler, settings)
         if self._link is not None:
             self._link.send_profile(
                 RankProfile(
-                    rank=place.rank,
-                    dp_rank=place.dp_rank,
-                    pp_rank=place.pp_rank,
-                    tp_rank=place.tp_rank,
+                    **self._place.numbers,
                     rows=profiler.rows,
                     p2p_power_w=self._blocking_w(profiler, settings),
                     instructions=profiler.instructions,

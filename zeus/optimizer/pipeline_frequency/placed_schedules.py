@@ -16,15 +16,18 @@ import heapq
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import MOST_BYTES, why
+from zeus.optimizer.pipeline_frequency.plans import MOST_BYTES, read_model, why
 from zeus.optimizer.pipeline_frequency.schedules import (
     BACKWARD,
     FORWARD,
+    Graph,
     Instruction,
     Pipeline,
     Way,
@@ -35,7 +38,8 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     looped,
     one_f_one_b,
 )
-from zeus_ipc.parsing import Malformed, parse, read_file
+from zeus_ipc.parsing import read_file
+from zeus_ipc.wire import sentence
 
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
 
@@ -244,60 +248,48 @@ def from_actions(
             raise PipelineFrequencyError(
                 f"the table has no {min(kinds)} of microbatch {n} for part {part} of the model"
             )
-    path = Way(
-        tuple(holder[part] for part in parts), tuple(chunk[part] for part in parts), range(count)
-    )
-    arcs = []
-    for backward in sorted(backwards):
+    ends = [(holder[part], chunk[part]) for part in parts]
+
+    def at(end: tuple[int, int], kinds: Collection[str], n: int) -> list[Instruction]:
         # A table may split some backwards and leave others whole.
-        arcs += [pair for pair in arcs_of([path], backward) if there.issuperset(pair)]
-    if len(backwards) == 2:
-        arcs += _mixed(path, there)
-    return Pipeline(name, orders, dict.fromkeys(arcs), count)
+        every = (Instruction(end[0], kind, n, end[1]) for kind in sorted(kinds))
+        return [one for one in every if one in there]
 
-
-def _mixed(path: Way, there: set[Instruction]) -> list[tuple[Instruction, Instruction]]:
-    """Arcs between whole and split backwards."""
-    ends = list(zip(path.stages, path.chunks, strict=True))
-    arcs = []
-    for n in path.microbatches:
-        for (stage, chunk), (after, after_chunk) in itertools.pairwise(ends):
-            for one, other in ((BACKWARD, BACKWARD_INPUT), (BACKWARD_INPUT, BACKWARD)):
-                pair = (
-                    Instruction(after, one, n, after_chunk),
-                    Instruction(stage, other, n, chunk),
-                )
-                if there.issuperset(pair):
-                    arcs.append(pair)
-    return arcs
+    way = [*((end, {FORWARD}) for end in ends), *((end, backwards) for end in ends[::-1])]
+    arcs: list[tuple[Instruction, Instruction]] = []
+    for (one, other), n in itertools.product(itertools.pairwise(way), range(count)):
+        arcs += itertools.product(at(*one, n), at(*other, n))
+    return Pipeline(name, orders, arcs, count)
 
 
 def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
     """Reads a schedule of your own.
 
     A file that ends with `.csv` is an action table, as `torch.distributed.pipelining` writes it;
-    any other is JSON in the form of `Pipeline.from_json`.
+    any other is a `schedules.Graph` as JSON.
 
     Raises:
         PipelineFrequencyError: It is not valid; the message says why.
     """
-    name = os.fspath(path)
+    name, stem = os.fspath(path), Path(path).stem
     try:
-        text = read_file(path, MOST_BYTES)
-    except (OSError, Malformed) as error:
+        if not name.endswith(".csv"):
+            return Pipeline.of_graph(read_model(path, Graph), stem)
+        text = read_file(path, MOST_BYTES).decode()
+        return from_actions(stem, [row for row in csv.reader(text.splitlines()) if any(row)])
+    except PipelineFrequencyError as error:
+        raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
+    except ValidationError as error:
+        raise PipelineFrequencyError(
+            f"the schedule {name} is not as expected ({sentence(error)}); it needs "
+            '{"stages": [[["forward", 0], ...], ...], "arcs": [[[0, "forward", 0], [1, "forward", '
+            "0]], ...]}"
+        ) from None
+    except (OSError, ValueError) as error:
         raise PipelineFrequencyError(
             f"the schedule {name} cannot be read ({why(error)}); give 1f1b, gpipe, interleaved, "
             "or a JSON or CSV file"
         ) from None
-    try:
-        if name.endswith(".csv"):
-            rows = [line for line in csv.reader(text.decode().splitlines()) if any(line)]
-            return from_actions(Path(path).stem, rows)
-        return Pipeline.from_json(parse(text, MOST_BYTES), Path(path).stem)
-    except PipelineFrequencyError as error:
-        raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
-    except ValueError as error:
-        raise PipelineFrequencyError(f"the schedule {name} is not valid JSON ({error})") from None
 
 
 def _v(num_stages: int, num_microbatches: int, room: int = 2) -> list[Way]:
@@ -319,7 +311,18 @@ BY_NAME: dict[str, Callable[..., Pipeline]] = {
     "zbv": zbv,
     "dualpipe": dualpipe,
 }
-"""Builders by name. Their arguments are stages and microbatches, and also chunks for those in
-`CHUNKED`."""
+"""Builders by name."""
 
-CHUNKED = ("interleaved", "interleaved-1f1b", "looped-bfs")
+_CHUNKED = ("interleaved", "interleaved-1f1b", "looped-bfs")
+
+
+def make_schedule(
+    name: str, num_stages: int, num_microbatches: int, num_chunks: int = 2
+) -> Pipeline:
+    """A schedule by its name in `BY_NAME`.
+
+    Args:
+        num_chunks: Model chunks per stage, for schedules that have several.
+    """
+    chunks = (num_chunks,) if name in _CHUNKED else ()
+    return BY_NAME[name](num_stages, num_microbatches, *chunks)

@@ -16,14 +16,16 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainSerializer,
     TypeAdapter,
@@ -31,16 +33,10 @@ from pydantic import (
 )
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.profile import InstructionOptions, Setting, SettingName
+from zeus.optimizer.pipeline_frequency.schedules import Graph
 from zeus_ipc.parsing import Malformed, parse, read_file
 from zeus_ipc.wire import sentence
-
-MOST_CHARACTERS = 200
-"""Longest name of a setting."""
-
-SettingName = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
-
-Setting = Annotated[int, Field(ge=0, le=100_000)] | SettingName
-"""A clock, MHz, or the name of another setting of a GPU or kernel."""
 
 Step = tuple[str, Setting]
 """An instruction's name and its setting; 0: unchanged."""
@@ -67,8 +63,11 @@ Stages = Annotated[
     Field(min_length=1),
 ]
 
+Count = Annotated[int, Field(strict=True, ge=1)]
+
 Figure = Annotated[
     float,
+    Field(strict=True),
     BeforeValidator(lambda value: math.nan if value is None else value),
     PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
 ]
@@ -77,16 +76,12 @@ Figure = Annotated[
 MOST_BYTES = 1 << 28
 """Largest file that is read: a problem has up to 200,000 instructions."""
 
-Ask = tuple[Literal["deadline", "straggler"], float]
-"""What a single plan is for, and its time, s."""
+Model = TypeVar("Model", bound=BaseModel)
 
 INDEX = "frontier.json"
 TABLE = "frontier.csv"
 PROBLEM = "problem.json"
 PLAN = "freqs_pipeline_{:05d}.py"
-
-NEAR = 0.001
-"""A plan that is faster than requested by at most this share counts as made for that time."""
 
 _COSTS = (
     ("time_s", "iteration time (s)"),
@@ -130,7 +125,7 @@ class Plan:
     blocking_energy_j: Figure = math.nan
     bound_j: Figure = math.nan
     peak_power_w: Figure = math.nan
-    clock_changes: int = -1
+    clock_changes: Annotated[int, Field(strict=True)] = -1
 
     def __post_init__(self) -> None:
         if self.clock_changes < 0:
@@ -158,6 +153,29 @@ def count_changes(stages: Iterable[Sequence[Step]]) -> int:
     return count
 
 
+class PlanningProblem(BaseModel):
+    """What a frontier was made for, as `problem.json` has it.
+
+    Attributes:
+        profile: Of each kind of instruction.
+        p2p_power_w: Power of one GPU while blocked on communication, W.
+        gpus_per_stage: GPUs that share a stage's work.
+        energy_per: Whether the profile's energies are of one GPU, or of all GPUs of a stage.
+        change_time_s: Delay of the instruction that follows a clock change, s.
+        max_changes: Maximum number of clock changes in an iteration; None: any number.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    profile: list[InstructionOptions]
+    pipeline: Graph
+    p2p_power_w: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    gpus_per_stage: Count
+    energy_per: Literal["gpu", "stage"]
+    change_time_s: Annotated[float, Field(ge=0, lt=3600)]
+    max_changes: Annotated[int, Field(ge=0)] | None
+
+
 @dataclass(frozen=True)
 class Frontier:
     """Plans of one pipeline, slowest first: each is slower and takes less energy than the next.
@@ -174,25 +192,31 @@ class Frontier:
         policies: Results of simpler policies by name: times, s, ascending, and energies, J. One
             clock for all instructions; one power limit; the critical path at full clocks and one
             clock for the rest of each stage, as in EnvPipe.
-        problem: The planning problem in JSON-compatible form (read by `planner.Planner.of_json`),
-            for further plans; None: not known.
+        problem: What it was made for, to plan again when times change; None: not known.
     """
 
     plans: tuple[Plan, ...]
     schedule: str
-    num_stages: int
-    num_microbatches: int
+    num_stages: Count
+    num_microbatches: Count
     p2p_power_w: Figure
-    gpus_per_stage: int
+    gpus_per_stage: Count
     baseline_time_s: Figure
     baseline_energy_j: Figure
-    policies: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    problem: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+    policies: Mapping[str, tuple[tuple[Figure, Figure], ...]] = field(default_factory=dict)
+    problem: PlanningProblem | None = field(default=None, repr=False, compare=False)
     version: Literal[1] = 1
 
     def __post_init__(self) -> None:
         if not self.plans:
             raise PipelineFrequencyError("a frontier needs at least one plan")
+        stages = {len(plan.stages) for plan in self.plans}
+        stages |= set() if self.problem is None else {len(self.problem.pipeline.stages)}
+        if stages != {self.num_stages}:
+            raise PipelineFrequencyError(
+                f"a frontier of {self.num_stages} stages has plans, or a problem, of "
+                f"{', '.join(map(str, sorted(stages - {self.num_stages})))}: files are mixed"
+            )
 
     def fastest(self) -> int:
         """Index of the fastest plan."""
@@ -218,11 +242,6 @@ class Frontier:
         minimised. The fastest plan if none is as fast as the straggler.
         """
         return self._best(time_s, lambda plan: plan.effective_energy_j)
-
-    def best(self, ask: Ask) -> int:
-        """Index of the plan for a purpose."""
-        kind, time_s = ask
-        return self.by_deadline(time_s) if kind == "deadline" else self.by_straggler(time_s)
 
     def _best(self, time_s: float, cost: Callable[[Plan], float]) -> int:
         if math.isnan(time_s):
@@ -250,29 +269,6 @@ class Frontier:
             for name, ways in self.policies.items()
         }
 
-    def lacks(self, ask: Ask) -> bool:
-        """Whether a new plan for this may take less energy than the best one in the list."""
-        index, time_s = self.best(ask), ask[1]
-        slower = self.plans[index - 1].time_s if index else 0.0
-        return self.plans[index].time_s < time_s * (1 - NEAR) and slower > time_s
-
-    def with_plans(self, plans: Iterable[Plan]) -> tuple[Frontier, list[int]]:
-        """Adds plans in the order of their times.
-
-        Returns:
-            The frontier, and the new index of each earlier plan.
-        """
-        merged = sorted(
-            [
-                *((plan, number) for number, plan in enumerate(self.plans)),
-                *((p, -1) for p in plans),
-            ],
-            key=lambda one: -one[0].time_s,
-        )
-        places = {number: place for place, (_, number) in enumerate(merged) if number >= 0}
-        found = replace(self, plans=tuple(plan for plan, _ in merged))
-        return found, [places[number] for number in range(len(self.plans))]
-
     # ---------------------------------------------------------------------------------- files
 
     def write(self, folder: str | os.PathLike[str]) -> None:
@@ -285,7 +281,7 @@ class Frontier:
             name = index["plans"][number]["file"] = PLAN.format(number)
             (path / name).write_text(plan.text(), encoding="utf-8")
         if self.problem is not None:
-            (path / PROBLEM).write_text(json.dumps(self.problem) + "\n", encoding="utf-8")
+            (path / PROBLEM).write_text(f"{self.problem.model_dump_json()}\n", encoding="utf-8")
         with (path / TABLE).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             names = [*(name for name, _ in _COSTS), "gap", "clock_changes"]
@@ -307,21 +303,22 @@ class Frontier:
         path = Path(folder)
         path = path / INDEX if path.is_dir() else path
         hint = "give the folder that run_optimization.py wrote"
+        now, problem = path.with_name(PROBLEM), None
         try:
-            data = parse(read_file(path, MOST_BYTES), MOST_BYTES)
-            problem = path.with_name(PROBLEM)
-            if problem.is_file():
-                data["problem"] = parse(read_file(problem, MOST_BYTES), MOST_BYTES)
-            for plan in data["plans"]:
+            if now.is_file():
+                problem = read_model(now, PlanningProblem)
+            now = path
+            index = parse(read_file(path, MOST_BYTES), MOST_BYTES)
+            for plan in index["plans"]:
                 plan["stages"] = read_plan(path.parent / plan.pop("file")).stages
-            return FRONTIER.validate_python(data)
+            return FRONTIER.validate_python({**index, "problem": problem})
         except (OSError, Malformed) as error:
             raise PipelineFrequencyError(
-                f"the frontier {path} cannot be read ({why(error)}); {hint}"
+                f"the frontier {now} cannot be read ({why(error)}); {hint}"
             ) from None
         except ValidationError as error:
             raise PipelineFrequencyError(
-                f"{path} is not a frontier of this release ({sentence(error)}); make it again"
+                f"{now} is not of a frontier of this release ({sentence(error)}); make it again"
             ) from None
         except (KeyError, TypeError, AttributeError):
             raise PipelineFrequencyError(f"{path} is not an index of a frontier; {hint}") from None
@@ -329,6 +326,19 @@ class Frontier:
 
 FRONTIER = TypeAdapter(Frontier)
 """A frontier as JSON, with its plans and its problem."""
+
+
+def read_model(path: str | os.PathLike[str], kind: type[Model]) -> Model:
+    """Reads a JSON file, within bounds and as strictly as its model is.
+
+    Raises:
+        OSError: It cannot be read.
+        Malformed: It is not JSON, or beyond the bounds.
+        ValidationError: It is something else.
+    """
+    text = read_file(path, MOST_BYTES)
+    parse(text, MOST_BYTES)
+    return kind.model_validate_json(text)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Frontier, Setting
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
-from zeus.optimizer.pipeline_frequency.schedules import Pipeline
-from zeus.optimizer.pipeline_frequency.timeline import Execution, timeline
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Setting
+from zeus.optimizer.pipeline_frequency.schedules import Instruction
+
+if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency.planner import Planner
 
 FORMATS = ("png", "svg")
 
@@ -68,36 +70,32 @@ def plot_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> list[Path
 
 
 def plot_timeline(
-    profile: InstructionProfile,
-    pipeline: Pipeline,
-    frontier: Frontier,
-    index: int,
-    path: str | os.PathLike[str],
+    planner: Planner, frontier: Frontier, index: int, path: str | os.PathLike[str]
 ) -> list[Path]:
     """Plots an iteration at the highest clocks, and under a plan, with a row for each stage.
 
     Args:
+        planner: What made the frontier.
         index: Index of the plan.
         path: Without an extension: writes a PNG and an SVG.
     """
     plan = frontier.plans[index]
-    before = timeline(profile, pipeline)
-    after = timeline(profile, pipeline, plan.stages)
-    figure, axes = _figure(12, 1.6 + 0.75 * pipeline.num_stages, rows=2)
-    colour = _colours([*before, *after])
-    shown = [colour[run.frequency] for run in (*before, *after) if run.frequency]
+    before, after = planner.runs(), planner.runs(plan.stages)
+    figure, axes = _figure(12, 1.6 + 0.75 * frontier.num_stages, rows=2)
+    colour = _colours({setting for _, setting, _, _ in (*before, *after)})
+    shown = [place for setting, place in colour.items() if setting]
     low, high = min(shown, default=0), max(shown, default=0)
     captions = (
         f"highest clocks: {frontier.baseline_time_s:.3f} s, {frontier.baseline_energy_j:.0f} J",
         f"plan {index}: {plan.time_s:.3f} s, {plan.energy_j:.0f} J "
         f"({100 * (1 - plan.energy_j / frontier.baseline_energy_j):.1f} % less)",
     )
-    end = max(run.end_s for run in (*before, *after))
+    latest_s = max(end_s for _, _, _, end_s in (*before, *after))
     colours = None
     for one, runs, caption in zip(axes, (before, after), captions, strict=True):
-        colours = _draw(one, runs, pipeline.num_stages, colour, low, high)
+        colours = _draw(one, runs, frontier.num_stages, colour, low, high)
         one.set_title(caption, loc="left", fontsize=10)
-        one.set_xlim(0, end)
+        one.set_xlim(0, latest_s)
     axes[1].set_xlabel("time (s)")
     bar = figure.colorbar(colours, ax=list(axes), label="clock (MHz)", pad=0.01)
     names = {place: name for name, place in colour.items() if isinstance(name, str)}
@@ -131,17 +129,16 @@ def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> l
     return _save(figure, path)
 
 
-def _colours(runs: Sequence[Execution]) -> dict[Setting, int]:
+def _colours(settings: set[Setting]) -> dict[Setting, int]:
     """Position of each setting on the colour scale: clocks at their MHz."""
-    names = sorted({run.frequency for run in runs if isinstance(run.frequency, str)})
+    names = sorted(setting for setting in settings if isinstance(setting, str))
     found: dict[Setting, int] = {name: place for place, name in enumerate(names)}
-    found.update({run.frequency: run.frequency for run in runs if isinstance(run.frequency, int)})
-    return found
+    return found | {setting: setting for setting in settings if isinstance(setting, int)}
 
 
 def _draw(
     axes: Any,
-    runs: Sequence[Execution],
+    runs: Sequence[tuple[Instruction, Setting, float, float]],
     stages: int,
     colour: dict[Setting, int],
     low: int,
@@ -150,14 +147,11 @@ def _draw(
     from matplotlib.collections import PolyCollection
 
     corners, clocks, edges = [], [], []
-    for run in runs:
-        y = run.instruction.stage
-        top, bottom = y - 0.42, y + 0.42
-        corners.append(
-            [(run.start_s, top), (run.end_s, top), (run.end_s, bottom), (run.start_s, bottom)]
-        )
-        clocks.append(colour[run.frequency])
-        edges.append("white" if run.instruction.name == "forward" else "black")
+    for one, setting, start_s, end_s in runs:
+        top, bottom = one.stage - 0.42, one.stage + 0.42
+        corners.append([(start_s, top), (end_s, top), (end_s, bottom), (start_s, bottom)])
+        clocks.append(colour[setting])
+        edges.append("white" if one.name == "forward" else "black")
     crowded = len(runs) > 600
     bars = PolyCollection(
         corners,
@@ -169,15 +163,15 @@ def _draw(
     )
     axes.add_collection(bars)
     if len(runs) <= 160:
-        for run in runs:
+        for one, setting, start_s, end_s in runs:
             axes.text(
-                (run.start_s + run.end_s) / 2,
-                run.instruction.stage,
-                f"{run.instruction.name[0].upper()}{run.instruction.microbatch}",
+                (start_s + end_s) / 2,
+                one.stage,
+                f"{one.name[0].upper()}{one.microbatch}",
                 ha="center",
                 va="center",
                 fontsize=6,
-                color="white" if colour[run.frequency] < (low + high) / 2 else "black",
+                color="white" if colour[setting] < (low + high) / 2 else "black",
             )
     axes.set_ylim(stages - 0.5, -0.5)
     axes.set_yticks(range(stages), [f"stage {number}" for number in range(stages)])

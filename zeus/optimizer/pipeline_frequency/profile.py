@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, StringConstraints
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import MOST_CHARACTERS, Setting
 from zeus_ipc import tables
-from zeus_ipc.wire import sentence
+
+SettingName = Annotated[str, Field(min_length=1, max_length=200)]
+
+Setting = Annotated[int, Field(ge=0, le=100_000)] | SettingName
+"""A clock, MHz, or the name of another setting of a GPU or kernel."""
 
 NEEDED = ("stage", "instruction", "frequency", "time", "energy")
 SETTING = "setting"
@@ -22,9 +25,6 @@ SETTING = "setting"
 
 RANKS = ("rank", "dp_rank", "pp_rank", "tp_rank")
 INSTRUCTIONS = ("forward", "backward")
-
-_TIMES_S = (1e-9, 3600.0)
-"""Shortest and longest time of one instruction; a longer one must be in milliseconds."""
 
 _POWER_W = (3.0, 100_000.0)
 """Plausible mean power of an instruction on one GPU, or on all GPUs of a stage; outside, units are
@@ -41,9 +41,16 @@ def _no_number(text: str) -> str:
 
 Number = Annotated[int, Field(ge=0, description="a whole number from 0")]
 Frequency = Annotated[
-    Annotated[int, Field(ge=0, le=100_000)]
-    | Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS), AfterValidator(_no_number)],
+    Annotated[int, Field(ge=0, le=100_000)] | Annotated[SettingName, AfterValidator(_no_number)],
     Field(union_mode="left_to_right", description="MHz, such as 1410, or a setting's name"),
+]
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+InstructionName = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, to_lower=True, min_length=1),
+    Field(description="a name, such as forward or backward"),
 ]
 
 
@@ -63,18 +70,17 @@ class Row:
     """
 
     stage: Number
-    instruction: Annotated[
-        str,
-        StringConstraints(to_lower=True, min_length=1),
-        Field(description="a name, such as forward or backward"),
-    ]
+    instruction: InstructionName
     frequency: Frequency
     time: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="a number of seconds above 0")
+        float,
+        Field(
+            ge=1e-9,
+            le=3600,
+            description="a number of seconds from 1e-9 to 3600, and not of milliseconds",
+        ),
     ]
-    energy: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="a number of joules above 0")
-    ]
+    energy: Annotated[Positive, Field(description="a number of joules above 0")]
     rank: Number | None = None
     dp_rank: Number | None = None
     pp_rank: Number | None = None
@@ -82,15 +88,23 @@ class Row:
     chunk: Number = 0
 
 
-class Option(NamedTuple):
+@dataclass(frozen=True)
+class Option:
     """A possible setting of an instruction: MHz or a name, s, J of one GPU."""
 
     frequency: Setting
-    time_s: float
-    energy_j: float
+    time_s: Positive
+    energy_j: Positive
 
 
-_KINDS = TypeAdapter(list[tuple[int, str, int, list[Option]]])
+@dataclass(frozen=True)
+class InstructionOptions:
+    """The options of one kind of instruction."""
+
+    stage: Number
+    instruction: InstructionName
+    chunk: Number
+    options: Annotated[list[Option], Field(min_length=1)]
 
 
 class InstructionProfile:
@@ -107,7 +121,7 @@ class InstructionProfile:
 
     def __init__(
         self,
-        options: dict[tuple[int, str, int], Sequence[Option]],
+        options: Mapping[tuple[int, str, int], Sequence[Option]],
         tensor_parallel: int = 1,
     ) -> None:
         self._options = {
@@ -176,25 +190,15 @@ class InstructionProfile:
             max(1, len(tensor_ranks)),
         )
 
-    def to_json(self) -> list[Any]:
-        """The profile in JSON-compatible form; `from_json` reads it."""
-        return [[*key, [[*one] for one in found]] for key, found in self._options.items()]
+    @property
+    def kinds(self) -> list[InstructionOptions]:
+        """The options of each kind of instruction."""
+        return [InstructionOptions(*key, list(found)) for key, found in self._options.items()]
 
     @classmethod
-    def from_json(cls, data: Any, tensor_parallel: int = 1) -> InstructionProfile:
-        """What `to_json` made.
-
-        Raises:
-            PipelineFrequencyError: It is something else.
-        """
-        try:
-            kinds = _KINDS.validate_python(data)
-        except ValidationError as error:
-            raise PipelineFrequencyError(f"this is not a profile ({sentence(error)})") from None
-        return cls(
-            {(stage, name, chunk): options for stage, name, chunk, options in kinds},
-            tensor_parallel,
-        )
+    def of_kinds(cls, kinds: Iterable[InstructionOptions]) -> InstructionProfile:
+        """The profile that has these `kinds`."""
+        return cls({(one.stage, one.instruction, one.chunk): one.options for one in kinds})
 
     def has(self, stage: int, instruction: str) -> bool:
         """Whether a stage has this instruction."""
@@ -303,9 +307,3 @@ def _check_units(measured: _Measured) -> None:
                         f"for {row.instruction} of stage {row.stage}; are units mixed? Times are "
                         "seconds, energies joules"
                     )
-        for row, place in found:
-            if not _TIMES_S[0] <= row.time <= _TIMES_S[1]:
-                raise PipelineFrequencyError(
-                    f"{place}, column time: {row.time} s for one instruction; times are seconds, "
-                    f"{_TIMES_S[0]:g} to {_TIMES_S[1]:g}: are these milliseconds?"
-                )

@@ -9,9 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.profile import InstructionName, Number
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -19,8 +22,7 @@ MOST_INSTRUCTIONS = 200_000
 """Largest plausible schedule."""
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction of an iteration.
 
     Attributes:
@@ -30,10 +32,34 @@ class Instruction:
         chunk: The stage's model chunk.
     """
 
-    stage: int
-    name: str
-    microbatch: int = 0
-    chunk: int = 0
+    stage: Number
+    name: InstructionName
+    microbatch: Number = 0
+    chunk: Number = 0
+
+
+class _Listed(NamedTuple):
+    """An instruction where its stage is known."""
+
+    name: InstructionName
+    microbatch: Number
+    chunk: Number = 0
+
+
+class Graph(BaseModel):
+    """The graph of one iteration as a file has it.
+
+    `{"stages": [[["forward", 0], ["backward", 0]], ...], "arcs": [[[0, "forward", 0], [1,
+    "forward", 0]], ...]}` has an order for each stage, and pairs of instructions with their stages,
+    of which the second waits for the first. The last element of an instruction may be its chunk.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    name: str = ""
+    num_microbatches: Annotated[int, Field(ge=1)] | None = None
+    stages: list[list[_Listed]] = Field(min_length=1)
+    arcs: list[tuple[Instruction, Instruction]]
 
 
 class Pipeline:
@@ -94,58 +120,34 @@ class Pipeline:
         """Number of stages."""
         return len(self.stages)
 
-    def to_json(self) -> dict[str, Any]:
-        """The graph in JSON-compatible form; `from_json` reads it."""
-        named = [[one.name, one.microbatch, one.chunk] for one in self.instructions]
-        stage = [one.stage for one in self.instructions]
+    @property
+    def graph(self) -> Graph:
+        """The graph as a file has it."""
         own = {pair for places in self.stages for pair in itertools.pairwise(places)}
-        return {
-            "name": self.name,
-            "num_microbatches": self.num_microbatches,
-            "stages": [[named[place] for place in places] for places in self.stages],
-            "arcs": [
-                [[stage[place], *named[place]] for place in arc]
-                for arc in self.arcs
-                if arc not in own
-            ],
-        }
+        every = self.instructions
+        return Graph.model_construct(
+            name=self.name,
+            num_microbatches=self.num_microbatches,
+            stages=[[_Listed(*every[place][1:]) for place in places] for places in self.stages],
+            arcs=[(every[a], every[b]) for a, b in self.arcs if (a, b) not in own],
+        )
 
     @classmethod
-    def from_json(cls, data: Any, name: str = "own") -> Pipeline:
-        """Reads a graph.
-
-        `{"stages": [[["forward", 0], ["backward", 0]], ...], "arcs": [[[0, "forward", 0],
-        [1, "forward", 0]], ...]}` has an order for each stage, and pairs of instructions with their
-        stages, of which the second waits for the first. The last element of an instruction may be
-        its chunk. `name` and `num_microbatches` are optional.
+    def of_graph(cls, graph: Graph, name: str = "own") -> Pipeline:
+        """Checks a graph.
 
         Args:
-            name: The schedule's name if the data has none.
+            name: The schedule's name if the graph has none.
 
         Raises:
             PipelineFrequencyError: It is not valid; the message says why.
         """
-        try:
-            stages = [
-                [Instruction(stage, *_parts(item)) for item in order]
-                for stage, order in enumerate(data["stages"])
-            ]
-            arcs = [
-                (Instruction(int(a[0]), *_parts(a[1:])), Instruction(int(b[0]), *_parts(b[1:])))
-                for a, b in data["arcs"]
-            ]
-            microbatches = data.get("num_microbatches")
-            if microbatches is None:
-                microbatches = len({item.microbatch for order in stages for item in order})
-            return cls(str(data.get("name", name)), stages, arcs, int(microbatches))
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            if isinstance(error, PipelineFrequencyError):
-                raise
-            raise PipelineFrequencyError(
-                f"it is not as expected ({type(error).__name__}: {error}); it needs "
-                '{"stages": [[["forward", 0], ...], ...], "arcs": [[[0, "forward", 0], [1, '
-                '"forward", 0]], ...]}'
-            ) from None
+        stages = [
+            [Instruction(stage, *item) for item in order]
+            for stage, order in enumerate(graph.stages)
+        ]
+        microbatches = len({item.microbatch for order in stages for item in order})
+        return cls(graph.name or name, stages, graph.arcs, graph.num_microbatches or microbatches)
 
 
 @dataclass(frozen=True)
@@ -190,19 +192,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Pipeline:
 
     Source: D. Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021.
     """
-    check_size(num_stages, num_microbatches)
-    stages = []
-    for stage in range(num_stages):
-        warm = min(num_microbatches, num_stages - stage)
-        order = [Instruction(stage, "forward", n) for n in range(warm)]
-        for n in range(num_microbatches):
-            order.append(Instruction(stage, "backward", n))
-            if warm + n < num_microbatches:
-                order.append(Instruction(stage, "forward", warm + n))
-        stages.append(order)
-    return Pipeline(
-        "1f1b", stages, arcs_of([looped(num_stages, num_microbatches)]), num_microbatches
-    )
+    return _in_turn("1f1b", num_stages, num_microbatches, 1)
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Pipeline:
@@ -237,14 +227,18 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2
     Raises:
         PipelineFrequencyError: The numbers are not compatible.
     """
-    check_size(num_stages, num_microbatches)
     if num_chunks < 1:
         raise PipelineFrequencyError(f"a stage has at least one chunk, not {num_chunks}")
-    if num_chunks > 1 and num_microbatches % num_stages:
+    if num_chunks > 1 and num_stages > 0 and num_microbatches % num_stages:
         raise PipelineFrequencyError(
             f"an interleaved schedule needs a number of microbatches that {num_stages} stages "
             f"divide, not {num_microbatches}"
         )
+    return _in_turn("interleaved-1f1b", num_stages, num_microbatches, num_chunks)
+
+
+def _in_turn(name: str, num_stages: int, num_microbatches: int, num_chunks: int) -> Pipeline:
+    """Chunks in turn, one backward after one forward; with one chunk, 1F1B."""
     total = num_microbatches * num_chunks
     check_size(num_stages, total)
 
@@ -269,7 +263,7 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2
                 order.append(work(stage, "forward", warm + k))
         stages.append(order)
     arcs = arcs_of([looped(num_stages, num_microbatches, num_chunks)])
-    return Pipeline("interleaved-1f1b", stages, arcs, num_microbatches)
+    return Pipeline(name, stages, arcs, num_microbatches)
 
 
 def whole_iteration(
@@ -289,11 +283,6 @@ def whole_iteration(
         stages.append([*first, *(pipeline.instructions[place] for place in places), *last])
     arcs = [(pipeline.instructions[a], pipeline.instructions[b]) for a, b in pipeline.arcs]
     return Pipeline(pipeline.name, stages, arcs, pipeline.num_microbatches)
-
-
-def _parts(item: Sequence[object]) -> tuple[str, int, int]:
-    name, microbatch, *chunk = item
-    return str(name).strip().lower(), int(str(microbatch)), int(str(chunk[0])) if chunk else 0
 
 
 def check_size(num_stages: int, num_microbatches: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.seeds import fresh
 from tests.zeus.pipeline_frequency.instances import KINDS, Instance, random_instance
+from tests.zeus.pipeline_frequency.timeline import Execution, timeline, totals
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.baselines import uniform as uniform_settings
@@ -18,7 +19,6 @@ from zeus.optimizer.pipeline_frequency.planner.power import Draw
 from zeus.optimizer.pipeline_frequency.plans import Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
-from zeus.optimizer.pipeline_frequency.timeline import Execution, timeline, totals
 
 Stages = tuple[tuple[Step, ...], ...]
 

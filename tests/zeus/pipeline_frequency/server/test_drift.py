@@ -13,35 +13,33 @@ import pytest
 from tests.seeds import fresh
 from tests.zeus.pipeline_frequency.server.conftest import Serve
 from tests.zeus.pipeline_frequency.server.running import job_body, ok, rank_bodies, register
+from tests.zeus.pipeline_frequency.timeline import timeline, totals
 from tests.zeus.pipeline_frequency.toys import measured
 from zeus.optimizer.pipeline_frequency.common import Choice, JobInfo, Progress, RankInfo
 from zeus.optimizer.pipeline_frequency.planner import Planner
-from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.plans import Frontier, PlanningProblem
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 from zeus.optimizer.pipeline_frequency.server.drift import (
-    DriftRules,
     DriftWatch,
     in_words,
     scaled,
 )
 from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
-from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
 STAGES, MICROBATCHES, BLOCKED_W = 3, 4, 75.0
-RULES = DriftRules()
+RULES = DriftWatch
 
 Pace = Callable[[int, str, int], float]
 """Of a rank's instruction in an iteration: measured time over the profile's."""
 
 
-def problem() -> dict[str, Any]:
-    profile = [
-        [stage, name, 0, [[1410, 1.0, 300.0], [1200, 1.2, 290.0]]]
-        for stage in range(2)
-        for name in ("forward", "backward")
-    ]
-    return {"profile": profile, "pipeline": None}
+def problem() -> PlanningProblem:
+    options = [Option(1410, 1.0, 300.0), Option(1200, 1.2, 290.0)]
+    profile = InstructionProfile(
+        {(stage, name, 0): options for stage in range(2) for name in ("forward", "backward")}
+    )
+    return Planner(profile, one_f_one_b(2, 1), p2p_power_w=0.0).problem
 
 
 def watch(replicas: int = 1, tensor: int = 1) -> DriftWatch:
@@ -81,10 +79,10 @@ def test_a_stage_that_gets_slower_is_detected_and_its_times_are_reported() -> No
     assert seen.paces[1, "forward"] == pytest.approx(1.06)
     assert in_words(seen.paces) == "stage 1: backward 1.060, forward 1.060"
     again = scaled(problem(), seen.paces)
-    (_, *slow), (_, *slower) = again["profile"][2][3]
-    assert slow == pytest.approx([1.06, 318.0])
-    assert slower == pytest.approx([1.272, 307.4])
-    assert again["profile"][0] == problem()["profile"][0]
+    slow, slower = again.profile[2].options
+    assert (slow.time_s, slow.energy_j) == pytest.approx((1.06, 318.0))
+    assert (slower.time_s, slower.energy_j) == pytest.approx((1.272, 307.4))
+    assert again.profile[0] == problem().profile[0]
 
 
 def test_of_an_instruction_that_waits_the_others_count() -> None:
@@ -196,7 +194,7 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
         (1, "backward"),
     }
     assert first.problem is not None
-    again = Planner.of_json(scaled(first.problem, paces)).frontier(30)
+    again = Planner.of(scaled(first.problem, paces)).frontier(30)
     version = job.version
     job.take_replanned(again, float(iteration))
     assert (job.version, job.replans) == (version + 1, 1)
@@ -226,7 +224,7 @@ def test_a_plan_that_was_chosen_by_its_number_stays_about_as_fast() -> None:
     job.choose(Choice(plan=4), 1.0)
     slowdown = frontier.plans[4].time_s / frontier.plans[-1].time_s
     assert frontier.problem is not None
-    again = Planner.of_json(scaled(frontier.problem, {(1, "forward"): 1.06})).frontier(30)
+    again = Planner.of(scaled(frontier.problem, {(1, "forward"): 1.06})).frontier(30)
     job.take_replanned(again, 2.0)
     # The slowest of the new plans that is no slower, seen from the fastest one.
     now = job.in_force[0].plan

@@ -12,12 +12,11 @@ from tests.zeus.pipeline_frequency.server.running import frontier
 from zeus.optimizer.pipeline_frequency.server import stragglers
 from zeus.optimizer.pipeline_frequency.server.stragglers import (
     PENDING,
-    Rules,
     StragglerWatch,
     plans_for,
 )
 
-RULES = Rules()
+RULES = StragglerWatch
 SOON = RULES.window + RULES.patience
 RISEN = RULES.window + RULES.up_patience
 
@@ -84,7 +83,8 @@ def test_times_above_the_known_range_are_not_followed() -> None:
 
 def test_the_smallest_observed_delay_is_assumed() -> None:
     """The others are slowed down to it; were they slower, training would be."""
-    watch = StragglerWatch([[0], [1]], Rules(window=1, patience=5))
+    watch = StragglerWatch([[0], [1]])
+    watch.window = 1
     late = [1.30, 1.22, 1.25, 1.21, 1.28]
     for iteration, pace in enumerate(late):
         assert watch.slowdowns == (1.0, 1.0)

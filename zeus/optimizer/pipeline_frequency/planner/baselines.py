@@ -74,7 +74,7 @@ def _envelope(problem: Problem) -> Ints:
     Source: the idea is that of EnvPipe (Choi et al., ATC 2023), which takes the pipeline's outer
     envelope for the critical path, as it is where stages are equal.
     """
-    plan: Ints = problem.offered.argmax(axis=1)[problem.kind][:, None]
+    plan: Ints = problem.highest[:, None]
     durations = problem.times[problem.kind[:, None], plan]
     before = problem.finishes(durations)[:-1]
     ways_s = (before + problem.finishes(durations, problem.reverse)[:-1] - durations)[:, 0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from zeus.optimizer.pipeline_frequency.planner.pool import Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Booleans, Floats, Ints, Problem, fits
-from zeus.optimizer.pipeline_frequency.planner.search import PlanSearch, Progress
+from zeus.optimizer.pipeline_frequency.planner.search import PlanSearch, Progress, quietly
 
 _MULTIPLES = 2.0 ** np.array([0, 0.5, 1, 2, 4, 10])
 """Of the linear program's prices: with the highest all that is critical is as fast as can be."""
@@ -54,25 +54,25 @@ class ChangeSearch:
         With prices that add up to the same on all ways through the graph, no plan costs less than
         the cheapest one at these prices.
         """
-        self.everywhere(lambda done, total: None)
+        self.everywhere()
         return np.asarray((self._values_j - self._slopes_w * time_s[:, None]).max(axis=1))
 
     def near(self, limit_s: float, price_w: float = 0.0) -> None:
         """Slows the best plans down to one time."""
-        self.everywhere(lambda done, total: None)
+        self.everywhere()
         pool = self.pool
         plans = pool.plans(pool.totals(limit_s, price_w).argsort(kind="stable")[:_BEST])
         pool.add(self._slow_down(plans, np.full(plans.shape[1], limit_s), 10 * _TURNS))
 
     # ------------------------------------------------------------------------------- the list
 
-    def everywhere(self, tell: Progress) -> None:
+    def everywhere(self, tell: Progress = quietly) -> None:
         """Looks for plans of all times, once."""
         if self._complete:
             return
         problem, pool, most = self._problem, self.pool, self._problem.changes.most
         if most is None:
-            self._search.everywhere(lambda done, total: None)
+            self._search.everywhere()
         size = int(np.clip(_ENTRIES // problem.count, 32, 256))
         prices, total_w = self._first_prices(max(2, min(_DEADLINES, size // len(_MULTIPLES))))
         values_j = []
@@ -96,6 +96,7 @@ class ChangeSearch:
             some = slice(first, first + 4 * size)
             pool.add(self._slow_down(plans[:, some], times_s[some], _TURNS))
         self._complete = True
+        tell(2 * _STEPS, 2 * _STEPS)
 
     def _keep_bound(self, values_j: Floats, slopes_w: Floats) -> None:
         """Keeps the lines that are the highest at some time."""
@@ -110,7 +111,7 @@ class ChangeSearch:
         problem = self._problem
         share = np.linspace(1.0, 0.0, deadlines) ** 1.5
         times_s = problem.min_time_s + share * (problem.max_time_s - problem.min_time_s)
-        solved = self._search.program.chain(times_s.tolist())
+        solved = [self._search.program.solve(time_s) for time_s in times_s.tolist()]
         prices = np.stack([one.prices_w for one in solved], axis=1)
         little = _LITTLE * prices.mean(axis=0)
         # It is the same for all, and so for any way along a stage.
@@ -142,7 +143,7 @@ class ChangeSearch:
         cheapest sequence of clocks of each stage.
         """
         problem, width = self._problem, prices.shape[1]
-        plans = np.repeat(problem.offered.argmax(axis=1)[problem.kind][:, None], width, axis=1)
+        plans = np.repeat(problem.highest[:, None], width, axis=1)
         fixed = np.flatnonzero(problem.fixed)
         value_j = problem.costs[problem.kind[fixed], plans[fixed, 0]].sum() + (
             prices[fixed] * problem.times[problem.kind[fixed], plans[fixed, 0]][:, None]

@@ -122,7 +122,6 @@ class Program:
         if self._whole:
             self._add_choices()
         self._solver = self._highs()
-        self._slowest: Any = None
 
     def _steps(self, row: int) -> Ints:
         """Columns of an instruction's steps."""
@@ -227,19 +226,6 @@ class Program:
         solver.changeColCost(end, time_price_w / self._unit / self._scale)
         solver.run()
         return bool(solver.getModelStatus() == self._highspy.HighsModelStatus.kOptimal)
-
-    def chain(self, deadlines_s: Sequence[float]) -> list[Optimum]:
-        """Optima for falling deadlines, each from the last one's, the first from the slowest
-        plan's: of several optima, which one is found depends on the problem alone.
-        """
-        if self._slowest is None:
-            self._solver = self._highs()
-            self.solve(self._problem.max_time_s)
-            self._slowest = self._solver.getBasis()
-        # A new one: even when cleared, a solver goes another way than one that solved nothing yet.
-        self._solver = self._highs()
-        self._solver.setBasis(self._slowest)
-        return [self.solve(deadline_s) for deadline_s in deadlines_s]
 
     def solve(self, deadline_s: float, time_price_w: float = 0.0) -> Optimum:
         """The linear program's optimum. Continues from the last one."""

@@ -1,8 +1,8 @@
 """Plans clocks for a pipeline: the frontier between time and energy, and the plan for one time.
 
-A question for one time is answered from the part of the frontier around it, and from what is found
-at that time. What a part has depends on nothing that was asked before, and is kept. So no answer is
-worse than the frontier's, and a later question never gets a worse answer than an earlier one had.
+The frontier is found first, whatever is asked, and kept: a question for one time is answered from
+it and from what is found at that time. So no answer is worse than the frontier's, and a later
+question never gets a worse answer than an earlier one had.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import baselines
@@ -23,7 +24,6 @@ from zeus.optimizer.pipeline_frequency.planner.pool import Pool
 from zeus.optimizer.pipeline_frequency.planner.power import Draw, PowerBound, plan_within_power
 from zeus.optimizer.pipeline_frequency.planner.problem import (
     Changes,
-    EnergyPer,
     Floats,
     Ints,
     Problem,
@@ -31,20 +31,25 @@ from zeus.optimizer.pipeline_frequency.planner.problem import (
 )
 from zeus.optimizer.pipeline_frequency.planner.search import (
     MAX_PLANS,
-    STEP,
     PlanSearch,
     Progress,
-    wanted_times,
+    quietly,
+    spread,
 )
-from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
-from zeus.optimizer.pipeline_frequency.schedules import Pipeline
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, PlanningProblem, Step
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Setting
+from zeus.optimizer.pipeline_frequency.schedules import Instruction, Pipeline
+from zeus_ipc.wire import sentence
 
 SMALL = 48
 """Choices, summed over instructions, up to which plans are exact unless told otherwise: a program
 in whole numbers then mostly takes a tenth of a second."""
 
-_SMALL_POINTS = 100
+_POINTS = 100
+_LARGE = 20_000
+"""Instructions above which a frontier has `_POINTS` plans unless told otherwise: each plan has a
+clock for every instruction, in memory and in files."""
+
 _EXACT_LIMIT_S = 600.0
 _SMALL_LIMIT_S = 2.0
 _SMALL_TOTAL_S = 20.0
@@ -55,10 +60,6 @@ _APART = 5e-7
 
 _EQUAL = 1e-12
 """Share of the energy that is rounding: effective energies are differences of large numbers."""
-
-
-def _quietly(done: int, total: int) -> None:
-    """Progress that nobody watches."""
 
 
 class Planner:
@@ -76,8 +77,8 @@ class Planner:
             pipeline is small enough for that to take milliseconds.
 
     Attributes:
+        problem: What is planned.
         fastest_time_s: No plan is faster.
-        changes: What changes of a clock cost.
 
     Raises:
         PipelineFrequencyError: These do not fit each other.
@@ -90,19 +91,24 @@ class Planner:
         *,
         p2p_power_w: float,
         gpus_per_stage: int = 1,
-        energy_per: EnergyPer = "gpu",
+        energy_per: Literal["gpu", "stage"] = "gpu",
         changes: Changes | None = None,
         exact: bool | None = None,
     ) -> None:
-        self._problem = problem = Problem(
-            profile,
-            pipeline,
-            p2p_power_w=p2p_power_w,
-            gpus_per_stage=gpus_per_stage,
-            energy_per=energy_per,
-            changes=changes,
-        )
-        self.changes = problem.changes
+        changes = changes or Changes()
+        try:
+            self.problem = PlanningProblem(
+                profile=profile.kinds,
+                pipeline=pipeline.graph,
+                p2p_power_w=p2p_power_w,
+                gpus_per_stage=gpus_per_stage,
+                energy_per=energy_per,
+                change_time_s=changes.time_s,
+                max_changes=changes.most,
+            )
+        except ValidationError as error:
+            raise PipelineFrequencyError(f"this cannot be planned: {sentence(error)}") from None
+        self._problem = problem = Problem(profile, pipeline, self.problem)
         self.fastest_time_s = problem.min_time_s
         choices = sum(len(problem.curves[kind].time_s) for kind in problem.kind)
         self._exact = exact
@@ -110,7 +116,7 @@ class Planner:
         self._exactly = exact or self._small
         self._left_s = _SMALL_TOTAL_S if self._small else math.inf
         self._proven: list[tuple[float, float]] = []  # deadline, least effective energy
-        self._free = self.changes == Changes()
+        self._free = changes == Changes()
         self._search = PlanSearch(problem)
         self._finder = self._search if self._free else ChangeSearch(self._search)
         costs_j = np.array([curve.cost_j[0] for curve in problem.curves])[problem.kind]
@@ -119,39 +125,17 @@ class Planner:
         )
 
     @classmethod
-    def of_json(cls, problem: Any, exact: bool | None = None) -> Planner:
-        """A planner for what a frontier was made for.
-
-        Raises:
-            PipelineFrequencyError: It is something else.
-        """
-        try:
-            return cls(
-                InstructionProfile.from_json(problem["profile"]),
-                Pipeline.from_json(problem["pipeline"]),
-                p2p_power_w=float(problem["p2p_power_w"]),
-                gpus_per_stage=int(problem["gpus_per_stage"]),
-                energy_per=problem["energy_per"],
-                changes=Changes(problem["change_time_s"], problem["max_changes"]),
-                exact=exact,
-            )
-        except (KeyError, TypeError) as error:
-            raise PipelineFrequencyError(
-                f"this is no planning problem ({type(error).__name__}: {error})"
-            ) from None
-
-    @cached_property
-    def problem(self) -> dict[str, Any]:
-        """What is planned, as JSON can hold it."""
-        return {
-            "profile": self._problem.profile.to_json(),
-            "pipeline": self._problem.pipeline.to_json(),
-            "p2p_power_w": self._problem.p2p_power_w,
-            "gpus_per_stage": self._problem.gpus_per_stage,
-            "energy_per": self._problem.energy_per,
-            "change_time_s": self.changes.time_s,
-            "max_changes": self.changes.most,
-        }
+    def of(cls, problem: PlanningProblem, exact: bool | None = None) -> Planner:
+        """A planner for what a frontier was made for."""
+        return cls(
+            InstructionProfile.of_kinds(problem.profile),
+            Pipeline.of_graph(problem.pipeline),
+            p2p_power_w=problem.p2p_power_w,
+            gpus_per_stage=problem.gpus_per_stage,
+            energy_per=problem.energy_per,
+            changes=Changes(problem.change_time_s, problem.max_changes),
+            exact=exact,
+        )
 
     # ------------------------------------------------------------------------------ questions
 
@@ -160,9 +144,7 @@ class Planner:
         """Time of the fastest plan, with its clock changes, s; infinite: none was found that
         changes clocks so seldom. `fastest_time_s` is without changes.
         """
-        if self._free:
-            return self.fastest_time_s
-        self._finder.everywhere(_quietly)
+        self._finder.everywhere()
         return float(self._finder.pool.time_s.min(initial=math.inf))
 
     def frontier(self, points: int | None = None, progress: Progress | None = None) -> Frontier:
@@ -172,41 +154,27 @@ class Planner:
             points: Maximum number of plans. None: as many as it takes for neighbours to differ by
                 at most 0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the
                 fastest; with `exact=True` every plan that no other plan beats, but for those within
-                half a millionth of the longest time of a slower one.
+                half a millionth of the longest time of a slower one; 100 for pipelines of more than
+                20,000 instructions.
 
         Raises:
             PipelineFrequencyError: No plan changes clocks so seldom.
         """
         if points is not None and points < 1:
             raise PipelineFrequencyError(f"a frontier has at least one plan, not {points}")
-        reached = 0
-
-        def tell(done: int, of: int) -> None:
-            nonlocal reached
-            reached = max(reached, 100 * done // of)
-            if progress is not None:
-                progress(reached, 100)
-
-        self._finder.everywhere(lambda done, of: tell(done, 2 * of))
+        if points is None and self._problem.count > _LARGE:
+            points = _POINTS
+        self._finder.everywhere(progress or quietly)
+        pool = self._finder.pool
         if self._exactly and points != 1:
-            pool = self._exact_plans(points or (_SMALL_POINTS if self._small else MAX_PLANS))
-        if not self._exactly or points == 1:
-            pool = self._finder.pool
+            exact = self._exact_plans(points or (_POINTS if self._small else MAX_PLANS))
+            pool = exact if self._exactly else pool  # there may not have been time for all
         if not len(pool.time_s):
             raise self.too_few()
         chosen = np.arange(len(pool.time_s))
-        if points == 1:
-            chosen = chosen[:1]
-        elif not self._exactly:
-            edges_s = wanted_times(self._problem, self._bound, pool.time_s[[0, -1]], points)
-            bound_j = self._bound(pool.time_s)
-            chosen = pool.nearest(edges_s, bound_j)[:points]
-            if points is None:
-                energies_j = self._problem.energy(pool.cost_j, pool.time_s)
-                chosen = pool.between(chosen, STEP * abs(float(energies_j.min())))
-        plans = self._plans(ties(self._problem, pool.plans(chosen)))
-        tell(1, 1)
-        return self._of(plans)
+        if pool is self._finder.pool:
+            chosen = spread(self._problem, pool, self._bound(pool.time_s), points)
+        return self._of(self._plans(ties(self._problem, pool.plans(chosen))))
 
     def deadline(self, time_s: float) -> Frontier:
         """The plan that takes the least energy of those that take at most so long.
@@ -257,12 +225,27 @@ class Planner:
     def plan_of(self, stages: Sequence[Sequence[Step]]) -> Plan:
         """What a plan as it is written takes."""
         plan = self._problem.read(stages)[:, None]
+        self._finder.everywhere()
         self._search.solve(float(self._problem.time(plan)[0]))
         return self._plans(plan)[0]
 
+    def runs(
+        self, stages: Sequence[Sequence[Step]] | None = None
+    ) -> list[tuple[Instruction, Setting, float, float]]:
+        """Each instruction of an iteration with its setting, begin and end, s.
+
+        Args:
+            stages: The plan's; None: all at the highest clocks.
+        """
+        problem = self._problem
+        plan = problem.highest if stages is None else problem.read(stages)
+        starts, ends = problem.runs(plan[:, None])[:, :, 0].tolist()
+        settings = [problem.settings[one] for one in plan]
+        return list(zip(problem.instructions, settings, starts, ends, strict=True))
+
     def limited(self, profile: InstructionProfile) -> Planner:
         """A planner of the same pipeline with fewer settings."""
-        return self.of_json({**self.problem, "profile": profile.to_json()}, self._exact)
+        return self.of(self.problem.model_copy(update={"profile": profile.kinds}), self._exact)
 
     # ------------------------------------------------------------------------------ internals
 
@@ -384,15 +367,14 @@ class Planner:
             if not kept or plan.effective_energy_j + self._equal_j < kept[-1].effective_energy_j:
                 kept.append(plan)
         problem = self._problem
-        highest = problem.offered.argmax(axis=1)[problem.kind][:, None]
-        ((baseline_s, baseline_j),) = baselines.figures(problem, highest)
+        ((baseline_s, baseline_j),) = baselines.figures(problem, problem.highest[:, None])
         return Frontier(
             tuple(reversed(kept)),
             problem.pipeline.name,
             problem.pipeline.num_stages,
             problem.pipeline.num_microbatches,
-            problem.p2p_power_w,
-            problem.gpus_per_stage,
+            self.problem.p2p_power_w,
+            self.problem.gpus_per_stage,
             baseline_s,
             baseline_j,
             {

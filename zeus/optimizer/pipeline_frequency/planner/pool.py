@@ -62,23 +62,3 @@ class Pool:
         """The plan within a deadline that costs least; None: none is that fast."""
         total_j = self.totals(limit_s, price_w)
         return self.plans(total_j.argmin()) if len(total_j) else None
-
-    def nearest(self, edges_s: Floats, bound_j: Floats) -> Ints:
-        """Places of the fastest plan, and of each interval's plan that is nearest to the bound."""
-        interval = np.searchsorted(edges_s[1:-1], self.time_s, side="right")
-        rank = np.lexsort((self.cost_j - bound_j, interval))
-        return np.union1d([0], rank[np.diff(interval[rank], prepend=-1) > 0])
-
-    def between(self, chosen: Ints, step_j: float) -> Ints:
-        """Adds plans until neighbours are at most a step apart, as far as there are plans."""
-        found = [int(chosen[0])]
-        for slower in chosen[1:].tolist():
-            while self.cost_j[found[-1]] - self.cost_j[slower] > step_j:
-                # The slowest plan within a step, or the next one if none is.
-                after = np.searchsorted(-self.cost_j, step_j - self.cost_j[found[-1]], side="right")
-                place = max(int(after) - 1, found[-1] + 1)
-                if place >= slower:
-                    break
-                found.append(place)
-            found.append(slower)
-        return np.array(found, dtype=np.intp)

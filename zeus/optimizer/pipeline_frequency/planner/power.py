@@ -153,10 +153,8 @@ def plan_within_power(
         # Plans that use a time up come out elsewhere than those that hurry.
         found += _candidates(planner, problem, bounds, None)
     fit = [plan for plan in found if fits(plan.time_s, limit_s)]
-    if fit and time_s is None:
-        return min(fit, key=lambda plan: (plan.time_s, plan.energy_j))
     if fit:
-        return min(fit, key=lambda plan: plan.energy_j)
+        return min(fit, key=lambda plan: (plan.time_s if time_s is None else 0.0, plan.energy_j))
     if found:
         raise PipelineFrequencyError(
             f"no plan within {limit_s:.6g} s keeps the bounds on power; one that keeps them "
@@ -180,12 +178,7 @@ def _candidates(
     planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
 ) -> Iterator[Plan]:
     """Plans that keep the bounds, for a time or as fast as possible; some may take longer."""
-    plans = {
-        watts: plan
-        for watts, plan in _by_level(planner, problem, bounds, time_s).items()
-        if plan is not None
-    }
-    for found in plans.values():
+    for found in _by_level(planner, problem, bounds, time_s):
         repaired = _repaired(problem, found, bounds)
         if repaired is not None:
             yield planner.plan_of(problem.written(repaired))
@@ -197,8 +190,8 @@ def _candidates(
 
 def _by_level(
     planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
-) -> dict[float, Ints | None]:
-    """The best plan without settings above a limit, for limits around the highest one whose plan
+) -> list[Ints]:
+    """The best plans without settings above a limit, for limits around the highest one whose plan
     keeps the bounds.
     """
     profile = problem.profile
@@ -231,7 +224,7 @@ def _by_level(
             low = middle + 1
     for place in range(max(0, low - _REPAIRED), min(len(levels), low + 2)):
         at(place)
-    return made
+    return [plan for plan in made.values() if plan is not None]
 
 
 def _watts(option: Option) -> float:

@@ -13,21 +13,19 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Setting, Step
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.plans import PlanningProblem, Step
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option, Setting
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Booleans = NDArray[np.bool_]
-
-EnergyPer = Literal["gpu", "stage"]
 
 TOLERANCE = 1e-9
 """Times that differ by this share are one: a sum of a thousand times depends on their order."""
@@ -38,8 +36,7 @@ def fits(time_s: Any, limit_s: Any) -> Any:
     return time_s <= limit_s * (1 + TOLERANCE)
 
 
-@dataclass(frozen=True)
-class Changes:
+class Changes(NamedTuple):
     """What a change of a stage's clock costs.
 
     Attributes:
@@ -49,16 +46,6 @@ class Changes:
 
     time_s: float = 0.0
     most: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.time_s < 3600:
-            raise PipelineFrequencyError(
-                f"the time of a clock change must be seconds, such as 0.001, not {self.time_s}"
-            )
-        if self.most is not None and self.most < 0:
-            raise PipelineFrequencyError(
-                f"the number of clock changes cannot be below 0: {self.most}"
-            )
 
 
 @dataclass(frozen=True)
@@ -117,9 +104,10 @@ class Problem:
 
     Attributes:
         kinds: Stage, name and chunk of each kind of instruction.
-        kind: The kind of each row.
+        instructions, kind: The instruction of each row, and its kind.
         times, costs: Of each kind at each setting: s, J; infinite where it was not measured.
         offered: Which settings each kind has.
+        highest: The first setting of each row, as a plan.
         curves: Of each kind.
         stages: For each stage its rows in the order in which they run.
         adjustable: The same without instructions that have no setting.
@@ -130,37 +118,21 @@ class Problem:
     """
 
     def __init__(
-        self,
-        profile: InstructionProfile,
-        pipeline: Pipeline,
-        *,
-        p2p_power_w: float,
-        gpus_per_stage: int = 1,
-        energy_per: EnergyPer = "gpu",
-        changes: Changes | None = None,
+        self, profile: InstructionProfile, pipeline: Pipeline, asked: PlanningProblem
     ) -> None:
         if profile.num_stages != pipeline.num_stages:
             raise PipelineFrequencyError(
                 f"the profile has {profile.num_stages} stages and the pipeline "
                 f"{pipeline.num_stages}; profile every stage, or pick the stages to plan for"
             )
-        if not 0 <= p2p_power_w < math.inf:
-            raise PipelineFrequencyError(
-                f"the blocking power must be watts of one GPU, such as 80, not {p2p_power_w}"
-            )
-        if gpus_per_stage < 1:
-            raise PipelineFrequencyError(f"a stage has at least one GPU, not {gpus_per_stage}")
         self.pipeline = pipeline
         self.profile = profile
-        self.energy_per = energy_per
-        self.p2p_power_w = p2p_power_w
-        self.gpus_per_stage = gpus_per_stage
-        self.changes = changes or Changes()
-        self.blocked_w = p2p_power_w * gpus_per_stage
+        self.changes = Changes(asked.change_time_s, asked.max_changes)
+        self.blocked_w = asked.p2p_power_w * asked.gpus_per_stage
         self.blocking_w = self.blocked_w * pipeline.num_stages
         self.count = len(pipeline.instructions)
         self._build_graph()
-        self._build_tables()
+        self._build_tables(asked.gpus_per_stage if asked.energy_per == "gpu" else 1)
         self._build_curves()
         self._build_changes()
         self.fastest = np.array([curve.time_s[0] for curve in self.curves])[self.kind]
@@ -187,25 +159,26 @@ class Problem:
         ]
         self.reverse = [Level(one.span, one.after, one.before) for one in self.forward[::-1]]
         self.stages = [row_of[list(stage)] for stage in self.pipeline.stages]
-        parts = [self.pipeline.instructions[place] for place in instructions]
-        names = [(one.stage, one.name, one.chunk) for one in parts]
+        self.instructions = [self.pipeline.instructions[place] for place in instructions]
+        names = [(one.stage, one.name, one.chunk) for one in self.instructions]
         self.kinds = sorted(set(names))
         number = {name: place for place, name in enumerate(self.kinds)}
         self.kind = np.array([number[name] for name in names], dtype=np.intp)
 
-    def _build_tables(self) -> None:
+    def _build_tables(self, gpus: int) -> None:
+        """Tables of energies of one GPU, times so many GPUs."""
         options = [self.profile.options(*name) for name in self.kinds]
         self.settings = _fastest_first(options)
         column = {setting: place for place, setting in enumerate(self.settings)}
-        factor = self.gpus_per_stage if self.energy_per == "gpu" else 1
         self.times = np.full((len(self.kinds), len(self.settings)), np.inf)
         self.costs = self.times.copy()
         for row, own in enumerate(options):
             for option in own:
                 at = row, column[option.frequency]
                 self.times[at] = option.time_s
-                self.costs[at] = factor * option.energy_j - self.blocked_w * option.time_s
+                self.costs[at] = gpus * option.energy_j - self.blocked_w * option.time_s
         self.offered = np.isfinite(self.times)
+        self.highest = self.offered.argmax(axis=1)[self.kind]
         self.fixed = np.array([own[0].frequency == 0 for own in options])[self.kind]
         self.adjustable = [stage[~self.fixed[stage]] for stage in self.stages]
 

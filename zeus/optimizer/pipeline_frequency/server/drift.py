@@ -26,60 +26,44 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
-from typing import Any
 
 from zeus.optimizer.pipeline_frequency.common import RankInfo
-from zeus.optimizer.pipeline_frequency.plans import Setting
+from zeus.optimizer.pipeline_frequency.plans import PlanningProblem
+from zeus.optimizer.pipeline_frequency.profile import Setting
 from zeus.optimizer.pipeline_frequency.server.stragglers import near
 
 Kind = tuple[int, str]
 """A stage, and the name of an instruction."""
 
 
-@dataclass(frozen=True)
-class DriftRules:
-    """Thresholds of a drift; see the module."""
-
-    window: int = 5
-    patience: int = 3
-    enter: float = 0.03
-    rest: int = 200
-    most: float = 2.0
-
-
 class DriftWatch:
     """Tracks how much longer instructions take than planned."""
 
-    def __init__(self, rules: DriftRules | None = None) -> None:
-        self._rules = rules or DriftRules()
-        self._rest = 0
-        self._planned: dict[tuple[int, str, Setting], float] = {}
-        self._ranks: dict[int, RankInfo] = {}
-        self.paces: dict[Kind, float] = {}
-        """The last values; empty before the first."""
-        self._seen: dict[tuple[int, str], deque[float]] = {}
-        self._newest: dict[int, int] = {}
-        self._decided = self._since = -1
-        self._departed = 0
+    window = 5
+    patience = 3
+    enter = 0.03
+    rest = 200
+    most = 2.0
 
-    def restart(self, problem: Mapping[str, Any] | None, ranks: Iterable[RankInfo]) -> None:
+    def __init__(self) -> None:
+        self._rest = 0
+        self.restart(None, ())
+
+    def restart(self, problem: PlanningProblem | None, ranks: Iterable[RankInfo]) -> None:
         """Starts over with the problem of a frontier; None: no comparison is possible."""
-        rows = problem["profile"] if problem is not None else []
-        chunked = any(chunk for _, _, chunk, _ in rows)
-        self._planned = {
-            (stage, name, setting): time_s
-            for stage, name, _, options in ([] if chunked else rows)
-            for setting, time_s, _ in options
+        kinds = problem.profile if problem is not None else []
+        chunked = any(kind.chunk for kind in kinds)
+        self._planned: dict[tuple[int, str, Setting], float] = {
+            (kind.stage, kind.instruction, one.frequency): one.time_s
+            for kind in ([] if chunked else kinds)
+            for one in kind.options
         }
         self._ranks = {rank.rank: rank for rank in ranks}
-        self.paces = {}
-        self._forget()
-
-    def plans_changed(self) -> None:
-        """Discards earlier values because other settings are in force."""
-        self._forget()
+        self.paces: dict[Kind, float] = {}
+        """The last values; empty before the first."""
+        self.plans_changed()
 
     def observe(
         self, rank: int, iteration: int, times: Iterable[tuple[str, Setting, float]]
@@ -94,7 +78,7 @@ class DriftWatch:
             if planned_s and near(time_s / planned_s):
                 paces[name] = min(time_s / planned_s, paces.get(name, math.inf))
         for name, pace in paces.items():
-            seen = self._seen.setdefault((rank, name), deque(maxlen=self._rules.window))
+            seen = self._seen.setdefault((rank, name), deque(maxlen=self.window))
             seen.append(pace)
             self._newest[rank] = iteration
 
@@ -103,19 +87,19 @@ class DriftWatch:
         iteration = min(self._newest.values(), default=-1)
         if len(self._newest) < len(self._ranks) or iteration <= self._decided:
             return None
-        if any(len(seen) < self._rules.window for seen in self._seen.values()):
+        if any(len(seen) < self.window for seen in self._seen.values()):
             return None
         self._decided = iteration
         self._since = iteration if self._since < 0 else self._since
         self.paces = self._measure()
         least, largest = min(self.paces.values()), max(self.paces.values())
-        if largest > self._rules.most or least < 1 / self._rules.most:
+        if largest > self.most or least < 1 / self.most:
             self._departed = 0
             return None
-        self._departed = self._departed + 1 if largest / least > 1 + self._rules.enter else 0
-        if self._departed < self._rules.patience or iteration - self._since < self._rest:
+        self._departed = self._departed + 1 if largest / least > 1 + self.enter else 0
+        if self._departed < self.patience or iteration - self._since < self._rest:
             return None
-        self._rest = 2 * self._rest or self._rules.rest
+        self._rest = 2 * self._rest or self.rest
         return dict(self.paces)
 
     def _measure(self) -> dict[Kind, float]:
@@ -127,21 +111,26 @@ class DriftWatch:
             of_replica[info.dp_rank] = max(pace, of_replica.get(info.dp_rank, 0.0))
         return {kind: min(paces.values()) for kind, paces in replicas.items()}
 
-    def _forget(self) -> None:
-        self._seen, self._newest = {}, {}
-        self._decided = self._since = -1
+    def plans_changed(self) -> None:
+        """Discards earlier values because other settings are in force."""
+        self._seen: dict[tuple[int, str], deque[float]] = {}
+        self._newest: dict[int, int] = {}
+        self._decided: int = -1
+        self._since: int = -1
         self._departed = 0
 
 
-def scaled(problem: Mapping[str, Any], paces: Mapping[Kind, float]) -> dict[str, Any]:
+def scaled(problem: PlanningProblem, paces: Mapping[Kind, float]) -> PlanningProblem:
     """A planning problem with the measured times. Power is assumed to be unchanged."""
-    rows = []
-    for stage, name, chunk, options in problem["profile"]:
-        pace = paces.get((stage, name), 1.0)
-        rows.append(
-            [stage, name, chunk, [[setting, pace * t, pace * e] for setting, t, e in options]]
-        )
-    return {**problem, "profile": rows}
+    kinds = []
+    for kind in problem.profile:
+        pace = paces.get((kind.stage, kind.instruction), 1.0)
+        options = [
+            replace(one, time_s=pace * one.time_s, energy_j=pace * one.energy_j)
+            for one in kind.options
+        ]
+        kinds.append(replace(kind, options=options))
+    return problem.model_copy(update={"profile": kinds})
 
 
 def in_words(paces: Mapping[Kind, float]) -> str:
@@ -149,6 +138,6 @@ def in_words(paces: Mapping[Kind, float]) -> str:
     least = min(paces.values())
     stages: dict[int, list[str]] = {}
     for (stage, name), pace in sorted(paces.items()):
-        if pace / least > 1 + DriftRules.enter / 2:
+        if pace / least > 1 + DriftWatch.enter / 2:
             stages.setdefault(stage, []).append(f"{name} {pace:.3f}")
     return "; ".join(f"stage {stage}: {', '.join(found)}" for stage, found in stages.items())

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -27,18 +28,11 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
     report_interval_s,
 )
-from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier, Plan, Setting
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.profile import Setting
 from zeus.optimizer.pipeline_frequency.server.drift import DriftWatch, Kind
-from zeus.optimizer.pipeline_frequency.server.scheduler import (
-    FrequencyScheduler,
-    ask_of,
-    choose,
-)
-from zeus.optimizer.pipeline_frequency.server.stragglers import (
-    StragglerWatch,
-    plans_for,
-    straggler_times,
-)
+from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, choose
+from zeus.optimizer.pipeline_frequency.server.stragglers import StragglerWatch, plans_for
 
 LEAD = 2.5
 """Report intervals before a plan starts, in which every rank has reported and received it."""
@@ -62,7 +56,7 @@ class Refused(PipelineFrequencyError):
         self.status = status
 
 
-@dataclass
+@dataclass(frozen=True)
 class InForce:
     """The plan that a pipeline runs from `at_iteration` on.
 
@@ -152,7 +146,6 @@ class TrainingJob:
         """Number of the schedules in `schedules`; -1 before the first."""
         self.schedules: dict[int, FrequencySchedule] = {}
         self.results: dict[int, ProfilingResult] = {}
-        self._asked: set[Ask] = set()
         self.watch = StragglerWatch([])
         self.drift = DriftWatch()
         self.replanning = False
@@ -177,11 +170,11 @@ class TrainingJob:
         present = set(there)
         return [rank for rank in range(self.info.world_size) if rank not in present]
 
-    def register(self, rank: RankInfo) -> bool:
-        """Registers a rank.
+    def check_rank(self, rank: RankInfo) -> bool:
+        """Checks a rank.
 
         Returns:
-            Whether anything changed.
+            Whether registering it would change anything.
 
         Raises:
             PipelineFrequencyError: Its data are not valid.
@@ -197,16 +190,22 @@ class TrainingJob:
                 "register a new job if it has changed",
             )
         place = _place(rank)
-        other = self.ranks.get(self._at.get(place, rank.rank))  # it may have moved since
-        if other is not None and other.rank != rank.rank and _place(other) == place:
+        other = self._at.get(place, rank.rank)
+        if other != rank.rank:
             raise Refused(
                 409,
                 f"rank {rank.rank} says it is dp_rank {place[0]}, pp_rank {place[1]}, tp_rank "
-                f"{place[2]}, which is rank {other.rank}; each rank needs a place of its own",
+                f"{place[2]}, which is rank {other}; each rank needs a place of its own",
             )
-        self._at[place] = rank.rank
-        self.ranks[rank.rank] = rank
         return True
+
+    def register(self, rank: RankInfo) -> None:
+        """Registers a rank, once it is checked."""
+        if self.check_rank(rank):
+            if rank.rank in self.ranks:
+                del self._at[_place(self.ranks[rank.rank])]
+            self._at[_place(rank)] = rank.rank
+            self.ranks[rank.rank] = rank
 
     def known_rank(self, rank: int) -> RankInfo:
         """Raises PipelineFrequencyError if it is outside the job, or has not registered."""
@@ -254,11 +253,8 @@ class TrainingJob:
             Refused: They differ.
         """
         rank = self.known_rank(profile.rank)
-        for name in ("dp_rank", "pp_rank", "tp_rank"):
-            if getattr(profile, name) != getattr(rank, name):
-                raise Refused(
-                    409, f"rank {profile.rank} has registered with another place in the job"
-                )
+        if profile.numbers != rank.numbers:
+            raise Refused(409, f"rank {profile.rank} has registered with another place in the job")
         offered = rank.available_frequencies
         clocks = {row.frequency for row in profile.rows if isinstance(row.frequency, int)}
         if offered and clocks.difference(offered):  # a rank that names none offers any
@@ -288,10 +284,8 @@ class TrainingJob:
         self.planning_error = None
         at_iteration, lead = self._begin(now_s)
         self.version += 1
-        self.in_force = [
-            InForce(self.version, index, at_iteration, lead) for _ in range(self.info.dp_degree)
-        ]
-        self._asked = set()
+        now = InForce(self.version, index, at_iteration, lead)
+        self.in_force = [now] * self.info.dp_degree
         self._watch(frontier, slowdowns)
         self.watch.restart(at_iteration)
 
@@ -299,7 +293,7 @@ class TrainingJob:
         pipelines: list[list[int]] = [[] for _ in range(self.info.dp_degree)]
         for rank in self.ranks.values():
             pipelines[rank.dp_rank].append(rank.rank)
-        self.watch = StragglerWatch(pipelines, None, slowdowns)
+        self.watch = StragglerWatch(pipelines, slowdowns)
         self.drift.restart(frontier.problem, self.ranks.values())
 
     def take_replanned(self, frontier: Frontier, now_s: float) -> None:
@@ -312,52 +306,12 @@ class TrainingJob:
                 return choice
             fastest_s = before.plans[before.fastest()].time_s
             slowdown = max(1.0, before.plans[choice.plan].time_s / fastest_s)
-            return Choice(max_slowdown=slowdown, dp_rank=choice.dp_rank)
+            return Choice(max_slowdown=slowdown)
 
-        initial, choice = kept(self.initial), kept(self.choice)
-        slowdowns = self.slowdowns
-        self.take_frontier(frontier, initial if choice.automatic else choice, now_s, slowdowns)
-        self.initial, self.choice = initial, choice
+        choice = kept(self.choice)
+        self.take_frontier(frontier, kept(self.initial), now_s, self.slowdowns)
         self.replans += 1
-        if choice.dp_rank is not None or any(one != 1.0 for one in slowdowns):
-            self.choose(choice, now_s)
-
-    def lacks(self, choice: Choice | None = None) -> list[Ask]:
-        """Requested times for which the frontier has no close plan."""
-        frontier = self.frontier
-        if frontier is None or frontier.problem is None:
-            return []
-        wanted = self.effective_choice(choice)
-        asks = [ask_of(frontier, wanted)]
-        if wanted.watches_stragglers:
-            times = straggler_times(frontier, choose(frontier, wanted)[0], self.slowdowns)
-            asks += [None if time_s is None else ("straggler", time_s) for time_s in times]
-        return [
-            ask
-            for ask in dict.fromkeys(asks)
-            if ask is not None and frontier.lacks(ask) and ask not in self._asked
-        ]
-
-    def take_plans(self, asks: Iterable[Ask], plans: Iterable[Plan], now_s: float) -> bool:
-        """Adds plans that were made for `lacks`.
-
-        Returns:
-            Whether a pipeline changes its plan.
-        """
-        assert self.frontier is not None
-        self._asked.update(asks)
-        self.frontier, places = self.frontier.with_plans(plans)
-        self.base = places[self.base]
-        for one in self.in_force:
-            one.plan = places[one.plan]
-        for name in ("initial", "choice"):
-            wanted: Choice = getattr(self, name)
-            if wanted.plan is not None:
-                setattr(self, name, wanted.model_copy(update={"plan": places[wanted.plan]}))
-        self.base, _ = choose(self.frontier, self.effective_choice())
-        if not self.effective_choice().watches_stragglers:
-            return False  # they stay until the next choice
-        return self._switch(self._wanted(), now_s)
+        self.choose(choice, now_s)
 
     def choose(self, choice: Choice, now_s: float) -> Chosen:
         """Handles a choice of another plan.
@@ -439,6 +393,11 @@ class TrainingJob:
         """Of each pipeline; 1: not a straggler. Empty before there are plans."""
         return self.watch.slowdowns
 
+    @property
+    def iteration(self) -> int | None:
+        """The iteration that the last rank is in; None: no rank has reported."""
+        return min((one.iteration for one in self.progress.values()), default=None)
+
     def times(self) -> dict[int, float]:
         """Longest last iteration of a pipeline's ranks, s, where one is known."""
         found: dict[int, float] = {}
@@ -510,47 +469,51 @@ class TrainingJob:
         return changed and self._switch(self._wanted(), now_s)
 
     def _update(self, report: Progress, info: RankInfo) -> PlanUpdate:
-        if self.frontier is None:
-            found = self.schedule(report.rank)
-            version = found.version if found else report.version
-            if found is None or version == report.version:
-                return PlanUpdate(
-                    version=version, at_iteration=report.iteration, note=self.planning_error
-                )
-            return PlanUpdate(
-                version=version, at_iteration=report.iteration + 1, frequencies=found.frequencies
-            )
-        now = self.in_force[info.dp_rank]
-        if report.version == now.version:
+        now = self.in_force[info.dp_rank] if self.frontier is not None else None
+        if now is not None and now.version == report.version:
             return PlanUpdate(version=now.version, at_iteration=now.at_iteration)
-        at_iteration = now.at_iteration
-        if at_iteration > report.iteration + 2 * now.lead + 10:
-            at_iteration = report.iteration + 1  # it counts from another start now
-        steps = self.frontier.plans[now.plan].stages[info.pp_rank]
-        return PlanUpdate(version=now.version, at_iteration=at_iteration, frequencies=list(steps))
+        found = self.schedule(report.rank)
+        if found is None or found.version == report.version:
+            return PlanUpdate(
+                version=report.version, at_iteration=report.iteration, note=self.planning_error
+            )
+        at_iteration = report.iteration + 1
+        # Where it is much further away, it counts from another start than this rank.
+        if now is not None and now.at_iteration <= report.iteration + 2 * now.lead + 10:
+            at_iteration = now.at_iteration
+        return PlanUpdate(
+            version=found.version, at_iteration=at_iteration, frequencies=found.frequencies
+        )
 
     # --------------------------------------------------------------------------------------
     # restarts
 
     @classmethod
-    def restored(
-        cls, state: JobState, ranks: dict[int, RankInfo], frontier: Frontier | None, now_s: float
-    ) -> TrainingJob:
-        """The job of a `state`, perhaps of an older backup.
+    def restored(cls, records: Mapping[str, Mapping[int, Any]], now_s: float) -> TrainingJob:
+        """The job of its records by kind and key, perhaps of an older backup.
 
         Ranks may run plans that were made since the backup; so versions go on from the time, above
         all that were ever given.
         """
+        state: JobState = records["job"][0]
         job = cls(state.info, state.created_s)
         job.idle_from_s -= max(0.0, now_s - state.heard_s)
         for name in JobState.model_fields.keys() - {"slowdowns"}:
             setattr(job, name, getattr(state, name))
         job.version = max(state.version, int(now_s))
-        for rank in ranks.values():
+        for rank in records.get("rank", {}).values():
             job.register(rank)
-        job.frontier = frontier
-        if frontier is not None:
-            job._watch(frontier, state.slowdowns)
+        job.profiles = dict(records.get("profile", {}))
+        job.progress = records.get("progress", {}).get(0, {})
+        job.frontier = records.get("frontier", {}).get(0)
+        if job.frontier is not None:
+            job._watch(job.frontier, state.slowdowns)
+        for key, result in records.get("result", {}).items():
+            number, rank = divmod(key, job.info.world_size)
+            job.past.setdefault(number, {})[rank] = result
+        if job.round >= 0:
+            job.results = job.past.pop(job.round, {})
+            job.schedules = {one.rank: one for one in records["round"][job.round]}
         return job
 
     # ---------------------------------------------------------------------------------------

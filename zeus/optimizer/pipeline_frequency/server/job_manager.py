@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +28,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     new_job_id,
 )
 from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
-from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier
+from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.server import drift, planning
 from zeus.optimizer.pipeline_frequency.server.job import Refused, TrainingJob, ranks_in_words
 from zeus.optimizer.pipeline_frequency.server.records import JobRecords
@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 CLEANUP_S = 60.0
-MAKE_S = 5.0
-"""How long a request waits for a new plan; then the nearest plan runs."""
 
 
 class JobManager:
@@ -54,7 +52,6 @@ class JobManager:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard: set[str] = set()
-        self._planner = planning.PlannerProcesses()
         self._closing = False
         self.waiting = 0
         """Requests for a schedule that are open."""
@@ -81,7 +78,6 @@ class JobManager:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._planner.close()
         self._flush()
         self._records.close()
 
@@ -155,16 +151,10 @@ class JobManager:
     def register_rank(self, job_id: str, rank: RankInfo) -> None:
         """Registers a rank of a job; may be repeated."""
         job = self._hear(job_id)
-        before = job.ranks.get(rank.rank)
-        if not job.register(rank):
+        if not job.check_rank(rank):
             return
-        try:
-            self._records.put(job, ("rank", rank.rank, rank))
-        except PipelineFrequencyError:
-            del job.ranks[rank.rank]
-            if before is not None:
-                job.ranks[rank.rank] = before
-            raise
+        self._records.put(job, ("rank", rank.rank, rank))
+        job.register(rank)
         if job.complete:
             logger.info("job %s: all %d ranks are there", job_id, job.info.world_size)
             self._records.dump_ranks(job)
@@ -220,28 +210,23 @@ class JobManager:
         job = self._hear(job_id)
         update, changed = job.report(report, self._clock())
         if changed:
-            self._put_state(job)
+            self._records.put(job)
             plans = [one.plan for one in job.in_force]
             slowdowns = [round(one, 3) for one in job.slowdowns]
             logger.info(
                 "job %s: pipelines are late by %s, and get plans %s", job_id, slowdowns, plans
             )
-            self._make_what_lacks(job)
         paces = job.drifted()
         if paces is not None and not (job.planning or job.replanning):
             job.replanning = True
             self._spawn(self._replan(job, paces))
         return update
 
-    async def choose(self, job_id: str, choice: Choice) -> Chosen:
-        """Handles a choice; waits briefly for a plan that must be made."""
+    def choose(self, job_id: str, choice: Choice) -> Chosen:
+        """Handles a choice."""
         job = self._hear(job_id)
-        asks = job.lacks(choice)
-        if asks:
-            await asyncio.wait({self._spawn(self._plan_more(job, asks))}, timeout=MAKE_S)
-            job = self.job(job_id)
         chosen = job.choose(choice, self._clock())
-        self._put_state(job)
+        self._records.put(job)
         logger.info("job %s: %s asked for", job_id, choice.model_dump(exclude_none=True))
         return chosen
 
@@ -276,12 +261,10 @@ class JobManager:
                 if scheduler.frontier is not None:
                     self._take_frontier(job, scheduler.frontier, scheduler.choice)
                 else:
-                    results = [job.results[rank] for rank in sorted(job.results)]
-                    done = job.round
-                    schedules = await asyncio.to_thread(_next, scheduler, results)
-                    job.take_schedules(schedules)
+                    results = job.results
+                    job.take_schedules(await asyncio.to_thread(_next, scheduler, results))
                     self._records.put_round(job)
-                    self._records.dump_round(job, done, results)
+                    self._records.dump_round(job, results)
             except Exception as error:  # the scheduler may be anybody's
                 job.failure = self._refusal(error)
                 logger.error("job %s: %s", job.info.job_id, job.failure.message, exc_info=error)
@@ -298,8 +281,7 @@ class JobManager:
                 )
                 for number in range(job.round):
                     made.next_schedule()
-                    past = job.past[number]
-                    made.observe([past[rank] for rank in sorted(past)])
+                    _next(made, job.past[number])
                 return made
 
             try:
@@ -327,7 +309,7 @@ class JobManager:
                 assert isinstance(scheduler, OnlineSolution)
                 profiles = [job.profiles[rank] for rank in sorted(job.profiles)]
                 problem = planning.problem_of(job.info, profiles, scheduler.p2p_power_w)
-                frontier = await self._planner.frontier(problem, scheduler.points)
+                frontier = await planning.frontier_of(problem, scheduler.points)
                 self._take_frontier(job, frontier, scheduler.choice)
             took_s = time.monotonic() - started_s
             logger.info("job %s: %d plans in %.1f s", job_id, len(frontier.plans), took_s)
@@ -337,7 +319,8 @@ class JobManager:
             job.planning_error = error.message
             logger.error("job %s: %s", job_id, error.message)
             with contextlib.suppress(PipelineFrequencyError):
-                self._put_state(job)
+                if self._has(job):
+                    self._records.put(job)
         finally:
             job.planning -= 1
             job.notify()
@@ -349,46 +332,21 @@ class JobManager:
         assert before.problem is not None
         words = drift.in_words(paces)
         try:
-            points = getattr(job.scheduler, "points", None)
+            points = self.settings.scheduler_args.get("points")
             problem = drift.scaled(before.problem, paces)
-            frontier = await self._planner.frontier(problem, points)
-            if not self._has(job, before):
-                return
+            frontier = await planning.frontier_of(problem, points)
+            if not self._has(job) or job.frontier is not before:
+                return  # dropped, or planned from new profiles
             job.take_replanned(frontier, self._clock())
             self._records.put(job, ("frontier", 0, job.frontier))
             logger.info("job %s: planned again, as times have changed (%s)", job_id, words)
-            self._make_what_lacks(job)
         except PipelineFrequencyError as error:
             logger.warning("job %s: not planned again (%s): %s", job_id, words, error.message)
         finally:
             job.replanning = False
 
-    def _make_what_lacks(self, job: TrainingJob) -> None:
-        asks = job.lacks()
-        if asks:
-            self._spawn(self._plan_more(job, asks))
-
-    async def _plan_more(self, job: TrainingJob, asks: list[Ask]) -> None:
-        """Makes plans for requested times, and adds them to the job's."""
-        job_id, before = job.info.job_id, job.frontier
-        assert before is not None
-        assert before.problem is not None
-        try:
-            plans = await self._planner.plans(before.problem, asks)
-        except PipelineFrequencyError as error:
-            logger.warning("job %s: the nearest plan is run: %s", job_id, error.message)
-            return
-        if self._has(job, before):
-            job.take_plans(asks, plans, self._clock())
-            self._records.put(job, ("frontier", 0, job.frontier))
-            logger.info("job %s: made plans for %s", job_id, asks)
-
-    def _has(self, job: TrainingJob, before: Frontier | None = None) -> bool:
-        """Whether a job was neither dropped nor, since `before`, planned from a new profile."""
-        if before is not None and (
-            job.frontier is None or job.frontier.problem is not before.problem
-        ):
-            return False
+    def _has(self, job: TrainingJob) -> bool:
+        """Whether a job was not dropped meanwhile."""
         return self.jobs.get(job.info.job_id) is job
 
     def _take_frontier(self, job: TrainingJob, frontier: Frontier, initial: Choice) -> None:
@@ -396,7 +354,6 @@ class JobManager:
             return  # dropped meanwhile
         job.take_frontier(frontier, initial, self._clock())
         self._records.put(job, ("frontier", 0, job.frontier))
-        self._make_what_lacks(job)
 
     def _hear(self, job_id: str) -> TrainingJob:
         job = self.job(job_id)
@@ -423,14 +380,12 @@ class JobManager:
         )
         return Refused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
 
-    def _put_state(self, job: TrainingJob) -> None:
-        if self._has(job):
-            self._records.put(job)
 
-
-def _next(scheduler: FrequencyScheduler, results: list[ProfilingResult]) -> list[FrequencySchedule]:
+def _next(
+    scheduler: FrequencyScheduler, results: Mapping[int, ProfilingResult]
+) -> list[FrequencySchedule]:
     if results:
-        scheduler.observe(results)
+        scheduler.observe([results[rank] for rank in sorted(results)])
     return scheduler.next_schedule()
 
 

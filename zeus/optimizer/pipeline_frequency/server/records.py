@@ -10,12 +10,13 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import to_json
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import (
@@ -46,15 +47,12 @@ CREATE TABLE IF NOT EXISTS records (
 ) WITHOUT ROWID
 """
 
-_RANKS = TypeAdapter(list[RankInfo])
-_RESULTS = TypeAdapter(list[ProfilingResult])
-_SCHEDULES = TypeAdapter(list[FrequencySchedule])
 _KINDS: dict[str, TypeAdapter[Any]] = {
     "job": TypeAdapter(JobState),
     "rank": TypeAdapter(RankInfo),
     "profile": TypeAdapter(RankProfile),
     "result": TypeAdapter(ProfilingResult),
-    "round": _SCHEDULES,
+    "round": TypeAdapter(list[FrequencySchedule]),
     "frontier": FRONTIER,
     "progress": TypeAdapter(dict[int, RankProgress]),
 }
@@ -72,12 +70,13 @@ class JobRecords:
 
     def __init__(self, settings: PlanServerSettings) -> None:
         self._settings = settings
+        self._open = ExitStack()
         path = settings.database_path
-        self._lock = -1
         try:
             if path != ":memory:":
-                self._lock = _lock(path)
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                self._open.enter_context(_locked(path))
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database = self._open.enter_context(closing(database))
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, FORMAT):
                 raise PipelineFrequencyError(
@@ -91,7 +90,7 @@ class JobRecords:
             self._database.execute(_TABLES)
             self._database.execute(f"PRAGMA user_version={FORMAT}")
         except (sqlite3.Error, OSError, PipelineFrequencyError) as error:
-            self._unlock()
+            self._open.close()
             if isinstance(error, PipelineFrequencyError):
                 raise
             raise PipelineFrequencyError(
@@ -111,7 +110,7 @@ class JobRecords:
                     kind: {key: _KINDS[kind].validate_json(bodies[key]) for key in sorted(bodies)}
                     for kind, bodies in texts.items()
                 }
-                jobs[job_id] = _restored(kinds, now_s)
+                jobs[job_id] = TrainingJob.restored(kinds, now_s)
             except (PipelineFrequencyError, ValueError, KeyError) as error:
                 logger.warning("job %s cannot be restored and is left out: %s", job_id, error)
         return jobs
@@ -131,7 +130,7 @@ class JobRecords:
 
     def put_round(self, job: TrainingJob) -> None:
         """The schedules of the present round."""
-        self.put(job, ("round", job.round, _in_order(job.schedules)))
+        self.put(job, ("round", job.round, list(job.schedules.values())))
 
     def forget(self, job_id: str) -> None:
         """Deletes a job's records. Raises Refused if that is not possible."""
@@ -140,8 +139,7 @@ class JobRecords:
 
     def close(self) -> None:
         """Unlocks the file for another server."""
-        self._database.close()
-        self._unlock()
+        self._open.close()
 
     def _put(self, of_jobs: Iterable[tuple[TrainingJob, Sequence[Record]]]) -> None:
         rows = [
@@ -167,23 +165,17 @@ class JobRecords:
                 "see to its disk and send this again",
             ) from None
 
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
     # --------------------------------------------------------------------------------- for people
 
     def dump_ranks(self, job: TrainingJob) -> None:
         """The ranks, as they registered."""
-        self._dump(job, "ranks", _RANKS.dump_json(_in_order(job.ranks)))
+        self._dump(job, "ranks", job.ranks)
 
-    def dump_round(self, job: TrainingJob, number: int, results: list[ProfilingResult]) -> None:
-        """The results of a round, if there are any, and the schedules of the next."""
+    def dump_round(self, job: TrainingJob, results: Mapping[int, ProfilingResult]) -> None:
+        """The results of the last round, if there was one, and the schedules of this one."""
         if results:
-            self._dump(job, f"{number}.prof", _RESULTS.dump_json(results))
-        bodies = _SCHEDULES.dump_json(_in_order(job.schedules), exclude={"__all__": {"version"}})
-        self._dump(job, f"{job.round}.sched", bodies)
+            self._dump(job, f"{job.round - 1}.prof", results)
+        self._dump(job, f"{job.round}.sched", job.schedules)
 
     def dump_plans(self, job_id: str, rows: list[Row], frontier: Frontier) -> None:
         """Profile and plans; another server can be started with them."""
@@ -194,10 +186,12 @@ class JobRecords:
 
         self._write_in_folder(job_id, write)
 
-    def _dump(self, job: TrainingJob, name: str, text: bytes) -> None:
+    def _dump(self, job: TrainingJob, name: str, of_ranks: Mapping[int, BaseModel]) -> None:
         if self._settings.dump_data:
+            bodies = [of_ranks[rank].model_dump(exclude={"version"}) for rank in sorted(of_ranks)]
             self._write_in_folder(
-                job.info.job_id, lambda folder: write_text(folder / f"{name}.json", text.decode())
+                job.info.job_id,
+                lambda folder: write_text(folder / f"{name}.json", to_json(bodies).decode()),
             )
 
     def _write_in_folder(self, job_id: str, write: Callable[[Path], None]) -> None:
@@ -209,35 +203,16 @@ class JobRecords:
             logger.warning("files of job %s cannot be written: %s", job_id, error)
 
 
-def _in_order(by_rank: dict[int, Any]) -> list[Any]:
-    return [by_rank[rank] for rank in sorted(by_rank)]
-
-
-def _lock(path: str) -> int:
+def _locked(path: str) -> IO[bytes]:
     # Next to the database: SQLite has its own locks on that file, and closing any descriptor of a
     # file drops them. The kernel releases this one when the process ends.
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.fdopen(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
+        lock.close()
         raise PipelineFrequencyError(
             f"another server process has {path}; run one server with one worker (no --workers), or "
             "name another file in ZEUS_PFO_DATABASE"
         ) from None
     return lock
-
-
-def _restored(kinds: dict[str, dict[int, Any]], now_s: float) -> TrainingJob:
-    job = TrainingJob.restored(
-        kinds["job"][0], kinds.get("rank", {}), kinds.get("frontier", {}).get(0), now_s
-    )
-    job.progress = kinds.get("progress", {}).get(0, {})
-    job.profiles = kinds.get("profile", {})
-    for key, result in kinds.get("result", {}).items():
-        number, rank = divmod(key, job.info.world_size)
-        job.past.setdefault(number, {})[rank] = result
-    if job.round >= 0:
-        job.results = job.past.pop(job.round, {})
-        job.schedules = {one.rank: one for one in kinds["round"][job.round]}
-    return job

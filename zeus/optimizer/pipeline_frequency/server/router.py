@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 
 from zeus import __version__
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency import common
 from zeus.optimizer.pipeline_frequency.common import (
     Choice,
-    Chosen,
     FrequencySchedule,
     JobInfo,
     ProfilingResult,
@@ -97,12 +97,6 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
     async def register_job(job_info: Annotated[JobInfo, web.sent(JobInfo)]) -> str:
         return app.manager.register_job(job_info)
 
-    @app.post(common.REGISTER_RANK_URL)
-    async def register_rank(
-        job_id: str, rank_info: Annotated[RankInfo, web.sent(RankInfo)]
-    ) -> None:
-        app.manager.register_rank(job_id, rank_info)
-
     @app.get(common.GET_FREQUENCY_SCHEDULE_URL)
     async def schedule(
         job_id: str,
@@ -111,20 +105,13 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
     ) -> FrequencySchedule:
         return await app.manager.schedule(job_id, rank, timeout_s)
 
-    @app.post(common.REPORT_PROFILING_RESULT_URL)
-    async def result(
-        job_id: str, found: Annotated[ProfilingResult, web.sent(ProfilingResult)]
-    ) -> None:
-        app.manager.result(job_id, found)
-
-    @app.post(common.REPORT_PROFILE_URL)
-    async def profile(job_id: str, measured: Annotated[RankProfile, web.sent(RankProfile)]) -> None:
-        app.manager.profile(job_id, measured)
-
-    @app.post(common.CHOOSE_PLAN_URL)
-    async def choose(job_id: str, choice: Annotated[Choice, web.sent(Choice)]) -> Chosen:
-        return await app.manager.choose(job_id, choice)
-
+    for url, kind, handler in (
+        (common.REGISTER_RANK_URL, RankInfo, JobManager.register_rank),
+        (common.REPORT_PROFILING_RESULT_URL, ProfilingResult, JobManager.result),
+        (common.REPORT_PROFILE_URL, RankProfile, JobManager.profile),
+        (common.CHOOSE_PLAN_URL, Choice, JobManager.choose),
+    ):
+        _add_message(app, url, kind, handler)
     _add_progress(app)
     _add_reading(app)
 
@@ -133,6 +120,17 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
         return web.refusal(error.status if isinstance(error, Refused) else 422, error.message)
 
     return app
+
+
+def _add_message(
+    app: PFOServer, url: str, kind: type[BaseModel], handler: Callable[..., Any]
+) -> None:
+    """Handles a message about a job."""
+    sent = web.sent(kind)
+
+    @app.post(url, name=handler.__name__)
+    async def receive(job_id: str, message: Any = sent) -> Any:
+        return handler(app.manager, job_id, message)
 
 
 def _add_progress(app: PFOServer) -> None:

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
@@ -24,7 +23,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     ProfilingResult,
     RankInfo,
 )
-from zeus.optimizer.pipeline_frequency.plans import INDEX, Ask, Frontier, Plan, read_plan
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, read_plan
 
 Rounds = Generator[list[FrequencySchedule], list[ProfilingResult], None]
 """Yields the next schedules of all ranks, and receives their measurements."""
@@ -72,6 +71,13 @@ class FrequencyScheduler(ABC):
     @abstractmethod
     def _run(self) -> Rounds:
         """Yields lists of schedules, and receives the ranks' results for each."""
+
+    def of_plan(self, plan: Plan) -> list[FrequencySchedule]:
+        """The schedules of all ranks under a plan."""
+        return [
+            FrequencySchedule(rank=info.rank, frequencies=list(plan.stages[info.pp_rank]))
+            for info in self.rank_infos
+        ]
 
     def next_schedule(self) -> list[FrequencySchedule]:
         """The present schedules of the ranks."""
@@ -197,10 +203,7 @@ class PointSolution(FrequencyScheduler):
         read_plan(_path(scheduler_args))
 
     def _run(self) -> Rounds:
-        yield [
-            FrequencySchedule(rank=info.rank, frequencies=list(self.plan.stages[info.pp_rank]))
-            for info in self.rank_infos
-        ]
+        yield self.of_plan(self.plan)
 
 
 PointSolution3D = make_3d_parallel(PointSolution)
@@ -254,14 +257,7 @@ class FrontierSolution(FrequencyScheduler):
 
     def _run(self) -> Rounds:
         assert self.frontier is not None
-        index, _ = choose(self.frontier, self.choice)
-        yield [
-            FrequencySchedule(
-                rank=info.rank,
-                frequencies=list(self.frontier.plans[index].stages[info.pp_rank]),
-            )
-            for info in self.rank_infos
-        ]
+        yield self.of_plan(self.frontier.plans[choose(self.frontier, self.choice)[0]])
 
 
 class OnlineSolution(FrequencyScheduler):
@@ -273,7 +269,8 @@ class OnlineSolution(FrequencyScheduler):
         deadline_s: As for `FrontierSolution`.
         max_slowdown: The same.
         plan: The same.
-        points: Most plans.
+        points: Most plans; None: as many as it takes for neighbours to differ by at most 0.1 % in
+            energy.
         p2p_power_w: What a GPU draws while it is blocked on communication, W, where no rank has
             measured it.
     """
@@ -286,7 +283,7 @@ class OnlineSolution(FrequencyScheduler):
         deadline_s: float | None = None,
         max_slowdown: float | None = None,
         plan: int | None = None,
-        points: int = 100,
+        points: int | None = None,
         p2p_power_w: float = 70.0,
     ) -> None:
         super().__init__(job_info, rank_infos, pfo_settings)
@@ -300,8 +297,8 @@ class OnlineSolution(FrequencyScheduler):
     def check(cls, **scheduler_args: Any) -> None:
         """Validates the arguments."""
         _choice(scheduler_args)
-        points, power = scheduler_args.get("points", 1), scheduler_args.get("p2p_power_w", 0.0)
-        if not (type(points) is int and points >= 1):
+        points, power = scheduler_args.get("points"), scheduler_args.get("p2p_power_w", 0.0)
+        if points is not None and not (type(points) is int and points >= 1):
             raise PipelineFrequencyError(f"points must be a whole number above 0, not {points!r}")
         if not (type(power) in (int, float) and 0 <= power < math.inf):
             raise PipelineFrequencyError(f"p2p_power_w must be watts, not {power!r}")
@@ -310,34 +307,28 @@ class OnlineSolution(FrequencyScheduler):
         yield [FrequencySchedule(rank=info.rank, frequencies=[]) for info in self.rank_infos]
 
 
-def ask_of(frontier: Frontier, choice: Choice) -> Ask | None:
-    """What a choice asks for; None: a plan by its index, or the fastest."""
-    if choice.max_slowdown is not None:
-        return "deadline", choice.max_slowdown * frontier.plans[frontier.fastest()].time_s
-    if choice.deadline_s is not None:
-        return "deadline", choice.deadline_s
-    return None if choice.straggler_s is None else ("straggler", choice.straggler_s)
-
-
 def choose(frontier: Frontier, choice: Choice) -> tuple[int, str | None]:
     """The plan of a choice, and a note if the choice cannot be met exactly.
 
     Raises:
         PipelineFrequencyError: There is no such plan.
     """
-    fastest, ask = frontier.fastest(), ask_of(frontier, choice)
-    if ask is None:
+    fastest = frontier.fastest()
+    least_s, limit_s = frontier.plans[fastest].time_s, choice.deadline_s or choice.straggler_s
+    if choice.max_slowdown is not None:
+        limit_s = choice.max_slowdown * least_s
+    if limit_s is None:
         index = fastest if choice.plan is None else choice.plan
         if index > fastest:
             raise PipelineFrequencyError(
                 f"there is no plan {index}; plans are 0 (slowest) to {fastest} (fastest)"
             )
         return index, None
-    index = frontier.best(ask)
-    if frontier.plans[index].time_s <= ask[1] * (1 + 1e-9):
+    of = frontier.by_deadline if choice.straggler_s is None else frontier.by_straggler
+    index = of(limit_s)
+    if frontier.plans[index].time_s <= limit_s * (1 + 1e-9):
         return index, None
-    least_s = frontier.plans[fastest].time_s
-    return index, f"no plan is as fast as {ask[1]:g} s; this is the fastest, {least_s:.4g} s"
+    return index, f"no plan is as fast as {limit_s:g} s; this is the fastest, {least_s:.4g} s"
 
 
 def check_stages(found: int, job_info: JobInfo, what: str) -> None:
@@ -349,19 +340,9 @@ def check_stages(found: int, job_info: JobInfo, what: str) -> None:
         )
 
 
-def _read(path: str) -> Frontier:
-    """Reads a folder's frontier; caches the last one, because large ones take seconds to read."""
-    index = Path(path) / INDEX if Path(path).is_dir() else Path(path)
-    try:
-        status = index.stat()
-        written = (status.st_mtime_ns, status.st_size)
-    except OSError:
-        written = (0, 0)  # reading it raises the error
-    return _kept(path, written)
-
-
 @lru_cache(maxsize=1)
-def _kept(path: str, written: tuple[int, int]) -> Frontier:
+def _read(path: str) -> Frontier:
+    """Reads a folder's frontier; a large one takes seconds, and its files do not change."""
     return Frontier.read(path)
 
 

@@ -51,11 +51,12 @@ class PlanServerSettings(HttpSettings):
     @model_validator(mode="before")
     @classmethod
     def _scheduler_by_arguments(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("scheduler"):
+        args = data.get("scheduler_args", {})
+        args = _object(args) if isinstance(args, str) else args
+        data = {**data, "scheduler_args": args}
+        if data.get("scheduler"):
             return data
-        args = data.get("scheduler_args")
-        args = _object(args) if isinstance(args, str) else args or {}
-        path = args.get("solution_path") if isinstance(args, dict) else None
+        path = args.get("solution_path")
         found: type[FrequencyScheduler] = schedulers.OnlineSolution
         if isinstance(path, str):
             of_folder = Path(path).is_dir() or path.endswith(".json")
@@ -66,11 +67,6 @@ class PlanServerSettings(HttpSettings):
     @classmethod
     def _class(cls, value: Any) -> Any:
         return _find(value) if isinstance(value, str) else value
-
-    @field_validator("scheduler_args", mode="before")
-    @classmethod
-    def _json(cls, value: Any) -> Any:
-        return _object(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _arguments_fit(self) -> PlanServerSettings:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from zeus.optimizer.pipeline_frequency.plans import Frontier
@@ -43,61 +42,44 @@ def near(ratio: float) -> bool:
     return 1 / FAR < ratio < FAR
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Thresholds of stragglers; see the module."""
-
-    window: int = 5
-    patience: int = 5
-    up_patience: int = 20
-    enter: float = 0.05
-    leave: float = 0.025
-    up: float = 0.03
-    down: float = 0.01
-
-
 class StragglerWatch:
     """Computes the slowdown of each pipeline.
 
     Args:
         pipelines: The ranks of each pipeline.
         slowdowns: Earlier decisions, as after a restart of the server.
+
+    Attributes:
+        slowdowns: Of each pipeline; 1: not a straggler.
+        paces: Last ratio of measured to predicted time of each pipeline; empty before the first.
     """
 
+    window = 5
+    patience = 5
+    up_patience = 20
+    enter = 0.05
+    leave = 0.025
+    up = 0.03
+    down = 0.01
+
     def __init__(
-        self,
-        pipelines: Sequence[Sequence[int]],
-        rules: Rules | None = None,
-        slowdowns: Sequence[float] | None = None,
+        self, pipelines: Sequence[Sequence[int]], slowdowns: Sequence[float] | None = None
     ) -> None:
         self._pipelines = tuple(tuple(ranks) for ranks in pipelines)
-        self._rules = rules or Rules()
         self._ranks = {rank for ranks in self._pipelines for rank in ranks}
         if slowdowns is None or len(slowdowns) != len(self._pipelines):
             slowdowns = [1.0] * len(self._pipelines)
-        self._slowdowns = list(slowdowns)
-        self._paces: tuple[float, ...] = ()
+        self.slowdowns = tuple(slowdowns)
+        self.paces: tuple[float, ...] = ()
         self.restart()
-
-    @property
-    def slowdowns(self) -> tuple[float, ...]:
-        """Slowdown of each pipeline; 1: not a straggler."""
-        return tuple(self._slowdowns)
-
-    @property
-    def paces(self) -> tuple[float, ...]:
-        """Last ratio of measured to predicted time of each pipeline; empty before the first."""
-        return self._paces
 
     def restart(self, after: int = -1) -> None:
         """Discards measurements when plans change: only iterations beyond `after` count."""
         self._after = after
         self._pending: dict[int, dict[int, float]] = {}
         # Filled when an iteration counts: when all ranks restart, each of them resets this.
-        rules = self._rules
-        kept = max(rules.patience, rules.up_patience)
-        self._ratios = defaultdict[int, deque[float]](lambda: deque(maxlen=rules.window))
-        self._recent = defaultdict[int, deque[float]](lambda: deque(maxlen=kept))
+        self._ratios = defaultdict[int, deque[float]](lambda: deque(maxlen=self.window))
+        self._recent = defaultdict[int, deque[float]](lambda: deque(maxlen=self.up_patience))
 
     def observe(self, rank: int, iteration: int, ratio: float) -> bool:
         """Adds a rank's ratio of measured to predicted time.
@@ -119,42 +101,37 @@ class StragglerWatch:
         self._pending = {i: them for i, them in self._pending.items() if i > iteration}
         for who, value in reported.items():
             self._ratios[who].append(value)
-        if any(len(ratios) < self._rules.window for ratios in self._ratios.values()):
+        if any(len(ratios) < self.window for ratios in self._ratios.values()):
             return False
         return self._decide()
 
     def _decide(self) -> bool:
-        self._paces = tuple(
+        self.paces = tuple(
             max(median(self._ratios[rank]) for rank in ranks) for ranks in self._pipelines
         )
-        least = min(self._paces)
-        changed = False
-        for pipeline, pace in enumerate(self._paces):
-            recent = self._recent[pipeline]
-            recent.append(pace / least)
-            if len(recent) < self._rules.patience:
-                continue
-            wanted = self._judge(self._slowdowns[pipeline], list(recent))
-            if wanted != self._slowdowns[pipeline]:
-                self._slowdowns[pipeline] = wanted
-                changed = True
-        return changed
+        before, least = self.slowdowns, min(self.paces)
+        for pipeline, pace in enumerate(self.paces):
+            self._recent[pipeline].append(pace / least)
+        self.slowdowns = tuple(
+            self._judge(known, list(self._recent[pipeline]))
+            for pipeline, known in enumerate(before)
+        )
+        return self.slowdowns != before
 
     def _judge(self, known: float, slowdowns: Sequence[float]) -> float:
-        rules = self._rules
-        recent = slowdowns[-rules.patience :]
+        recent = slowdowns[-self.patience :]
+        if len(recent) < self.patience:
+            return known
         lowest, highest = min(recent), max(recent)
         if known == 1.0:
-            return lowest if lowest > 1 + rules.enter else 1.0
-        if highest < 1 + rules.leave:
+            return lowest if lowest > 1 + self.enter else 1.0
+        if highest < 1 + self.leave:
             return 1.0
-        if highest < known * (1 - rules.down):
-            return max(lowest, 1 + rules.leave)
-        if len(slowdowns) >= rules.up_patience:
-            lowest = min(slowdowns[-rules.up_patience :])
-            if lowest > known * (1 + rules.up):
-                return lowest
-        return known
+        if highest < known * (1 - self.down):
+            return max(lowest, 1 + self.leave)
+        lowest = min(slowdowns)
+        risen = len(slowdowns) == self.up_patience and lowest > known * (1 + self.up)
+        return lowest if risen else known
 
 
 def plans_for(frontier: Frontier, base: int, slowdowns: Sequence[float]) -> list[int]:
@@ -164,18 +141,13 @@ def plans_for(frontier: Frontier, base: int, slowdowns: Sequence[float]) -> list
     `base`. Each pipeline gets the plan with the least energy within that time, considering its own
     slowdown; for a straggler this is often the fastest plan.
     """
-    times = straggler_times(frontier, base, slowdowns)
-    return [base if time_s is None else frontier.by_straggler(time_s) for time_s in times]
-
-
-def straggler_times(
-    frontier: Frontier, base: int, slowdowns: Sequence[float]
-) -> list[float | None]:
-    """The time limit of each pipeline's plan, s; None: it runs `base`."""
     if all(slowdown == 1.0 for slowdown in slowdowns):
-        return [None] * len(slowdowns)
+        return [base] * len(slowdowns)
     wanted_s = frontier.plans[base].time_s
     latest_s = max(slowdowns) * frontier.plans[frontier.fastest()].time_s
-    if latest_s <= wanted_s:
-        return [None if slowdown == 1.0 else wanted_s / slowdown for slowdown in slowdowns]
-    return [latest_s / slowdown for slowdown in slowdowns]
+    return [
+        base
+        if slowdown == 1.0 and latest_s <= wanted_s
+        else frontier.by_straggler(max(latest_s, wanted_s) / slowdown)
+        for slowdown in slowdowns
+    ]

@@ -11,15 +11,15 @@ from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 
 def summary(job: TrainingJob, now_s: float) -> dict[str, Any]:
     """A job in a line."""
-    iterations = [one.iteration for one in job.progress.values()]
     return {
         **job.info.model_dump(exclude={"schedule", "num_microbatches"}),
         "phase": job.phase,
         "ranks_registered": len(job.ranks),
-        "iteration": min(iterations) if iterations else None,
+        "iteration": job.iteration,
         "created_s": job.created_s,
         "heard_ago_s": max(0.0, now_s - job.heard_s),
         "has_frontier": job.frontier is not None,
+        "plans": len(job.frontier.plans) if job.frontier is not None else None,
         "plan": job.base if job.frontier is not None else None,
         "stragglers": _stragglers(job),
     }
@@ -35,7 +35,7 @@ def detail(job: TrainingJob, now_s: float) -> dict[str, Any]:
         "profiles": len(job.profiles),
         "choice": job.choice.model_dump(exclude_none=True),
         "initial_choice": job.initial.model_dump(exclude_none=True),
-        "pipelines": _pipelines(job),
+        "pipelines": pipelines(job),
         "replans": job.replans,
         "instruction_paces": _paces(job),
         "ranks": _ranks(job, now_s),
@@ -55,7 +55,8 @@ def _paces(job: TrainingJob) -> list[dict[str, Any]]:
     ]
 
 
-def _pipelines(job: TrainingJob) -> list[dict[str, Any]]:
+def pipelines(job: TrainingJob) -> list[dict[str, Any]]:
+    """The plans in force, and what they promise."""
     if job.frontier is None:
         return []
     paces, times = job.watch.paces, job.times()
@@ -69,6 +70,7 @@ def _pipelines(job: TrainingJob) -> list[dict[str, Any]]:
             "pace": paces[dp_rank] if paces else None,
             "time_s": times.get(dp_rank),
             "planned_time_s": _number(job.frontier.plans[one.plan].time_s),
+            "planned_energy_j": _number(job.frontier.plans[one.plan].energy_j),
         }
         for dp_rank, one in enumerate(job.in_force)
     ]

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Setting, Step
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
+from zeus.optimizer.pipeline_frequency.plans import Step
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Setting
 from zeus.optimizer.pipeline_frequency.schedules import Instruction, Pipeline
 
 
@@ -33,15 +32,9 @@ def timeline(
     """The instructions of an iteration with their times.
 
     Args:
-        stages: The plan's stages; None: every instruction at its highest clock.
+        stages: Of a plan of this pipeline and profile; None: all at the highest clocks.
         change_time_s: Delay of a stage by a change of its clock, s.
-
-    Raises:
-        PipelineFrequencyError: The plan is for another pipeline, or has clocks that are not in the
-            profile.
     """
-    if stages is not None:
-        _check(pipeline, stages)
     waits: list[list[int]] = [[] for _ in pipeline.instructions]
     for tail, head in pipeline.arcs:
         waits[head].append(tail)
@@ -62,19 +55,8 @@ def timeline(
     for level in pipeline.levels:
         for place in level:
             one = pipeline.instructions[place]
-            option = next(
-                (
-                    option
-                    for option in profile.options(one.stage, one.name, one.chunk)
-                    if option.frequency == clocks[place]
-                ),
-                None,
-            )
-            if option is None:
-                raise PipelineFrequencyError(
-                    f"the plan runs {one.name} of stage {one.stage} at {clocks[place]}, which "
-                    "the profile does not have; use the profile that the plan was made from"
-                )
+            options = profile.options(one.stage, one.name, one.chunk)
+            option = next(option for option in options if option.frequency == clocks[place])
             start = max((runs[tail].end_s for tail in waits[place]), default=0.0)
             start += change_time_s * (place in delayed)
             runs[place] = Execution(
@@ -89,20 +71,3 @@ def totals(runs: Sequence[Execution], num_stages: int, p2p_power_w: float) -> tu
     busy_s = math.fsum(run.end_s - run.start_s for run in runs)
     energy_j = math.fsum(run.energy_j for run in runs)
     return time_s, energy_j + p2p_power_w * (num_stages * time_s - busy_s)
-
-
-def _check(pipeline: Pipeline, stages: Sequence[Sequence[Step]]) -> None:
-    expected = [len(places) for places in pipeline.stages]
-    found = [len(steps) for steps in stages]
-    if found != expected:
-        raise PipelineFrequencyError(
-            f"the plan has {found} instructions on its stages, and the schedule {expected}; give "
-            "the schedule, stages and microbatches that the plan was made for"
-        )
-    for number, (places, steps) in enumerate(zip(pipeline.stages, stages, strict=True)):
-        for place, (name, _) in zip(places, steps, strict=True):
-            one = pipeline.instructions[place]
-            if one.name != name:
-                raise PipelineFrequencyError(
-                    f"the plan has {name} on stage {number}, but the schedule has {one.name} there"
-                )
