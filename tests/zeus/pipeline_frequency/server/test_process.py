@@ -100,7 +100,7 @@ assert app.settings.scheduler.__name__ == "OnlineSolution"
         ("SCHEDULER_ARGS", '{"solution_path": "gone.py"}', "gone.py cannot be read"),
         ("SCHEDULER_ARGS", '{"solution_path": "."}', "frontier.json cannot be read"),
         ("SCHEDULER_ARGS", '{"solution_path": "evil.py"}', "is not a Python literal"),
-        ("SCHEDULER_ARGS", '{"path": "x"}', "unexpected keyword argument 'path'"),
+        ("SCHEDULER_ARGS", '{"path": "x"}', "there is no setting path; check the spelling"),
         ("SCHEDULER_ARGS", '{"points": 0}', "points must be"),
         ("SCHEDULER", "Nothing", "Nothing is not a FrequencyScheduler; there are"),
         ("SCHEDULER", "no.such:Thing", "cannot be imported"),

@@ -145,19 +145,20 @@ def test_a_frontier_can_be_run_without_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "says"),
     [
-        {"deadline_s": 1, "plan": 2},
-        {"max_slowdown": 0.5},
-        {"plan": -1},
-        {"plan": True},
-        {"deadline_s": "x"},
+        ({"deadline_s": 1, "plan": 2}, "give exactly one of deadline_s, max_slowdown"),
+        ({"max_slowdown": 0.5}, r"max_slowdown: .* not 0\.5"),
+        ({"plan": -1}, "plan: .* not -1"),
+        ({"plan": True}, "plan: .* not True"),
+        ({"deadline_s": "x"}, "deadline_s: .* not 'x'"),
+        ({"deadline": 1}, "there is no setting deadline;"),
     ],
 )
-def test_invalid_wishes_are_reported(tmp_path: Path, args: dict[str, Any]) -> None:
+def test_invalid_wishes_are_reported(tmp_path: Path, args: dict[str, Any], says: str) -> None:
     frontier().write(tmp_path)
     for cls, more in ((FrontierSolution, {"solution_path": str(tmp_path)}), (OnlineSolution, {})):
-        with pytest.raises(PipelineFrequencyError, match="exclude one another"):
+        with pytest.raises(PipelineFrequencyError, match=says):
             cls.check(**more, **args)
     with pytest.raises(PipelineFrequencyError, match="there is no plan 20"):
         FrontierSolution.check(solution_path=str(tmp_path), plan=20)

@@ -1,6 +1,6 @@
 """Plans clocks for a pipeline: the frontier between time and energy, and the plan for one time.
 
-The frontier is found first, whatever is asked, and kept: a question for one time is answered from
+The frontier is found first, for any question, and kept: a question for one time is answered from
 it and from what is found at that time. So no answer is worse than the frontier's, and a later
 question never gets a worse answer than an earlier one had.
 """

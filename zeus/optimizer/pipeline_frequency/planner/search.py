@@ -159,7 +159,6 @@ def spread(problem: Problem, pool: Pool, bound_j: Floats, points: int | None) ->
     wider, and the plans near the fastest keep a share of them.
     """
     step_j = STEP * abs(float(problem.energy(pool.cost_j, pool.time_s).min()))
-    last = len(pool.time_s) - 1
     near = max(1, pool.fitting((1 + NEAR) * problem.min_time_s)) - 1
 
     def walk(first: int, end: int, step_s: float, wider: float = 1.0) -> list[int]:
@@ -180,7 +179,7 @@ def spread(problem: Problem, pool: Pool, bound_j: Floats, points: int | None) ->
             found.append(first)
         return found
 
-    parts = [(0, near, STEP * problem.min_time_s), (near, last, np.inf)]
+    parts = [(0, near, STEP * problem.min_time_s), (near, len(pool.time_s) - 1, np.inf)]
     numbers = [len(walk(*part)) for part in parts]
     room = (MAX_PLANS if points is None else points) - 1
     least = min(numbers[0], MIN_NEAR, room / 2)

@@ -65,6 +65,13 @@ class DriftWatch:
         """The last values; empty before the first."""
         self.plans_changed()
 
+    def plans_changed(self) -> None:
+        """Discards earlier values because other settings are in force."""
+        self._seen: dict[tuple[int, str], deque[float]] = {}
+        self._newest: dict[int, int] = {}
+        self._decided = self._since = -1
+        self._departed = 0
+
     def observe(
         self, rank: int, iteration: int, times: Iterable[tuple[str, Setting, float]]
     ) -> None:
@@ -110,14 +117,6 @@ class DriftWatch:
             pace = median(seen)
             of_replica[info.dp_rank] = max(pace, of_replica.get(info.dp_rank, 0.0))
         return {kind: min(paces.values()) for kind, paces in replicas.items()}
-
-    def plans_changed(self) -> None:
-        """Discards earlier values because other settings are in force."""
-        self._seen: dict[tuple[int, str], deque[float]] = {}
-        self._newest: dict[int, int] = {}
-        self._decided: int = -1
-        self._since: int = -1
-        self._departed = 0
 
 
 def scaled(problem: PlanningProblem, paces: Mapping[Kind, float]) -> PlanningProblem:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from pydantic import ValidationError
+
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import (
     Choice,
@@ -24,6 +26,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankInfo,
 )
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, read_plan
+from zeus_ipc.wire import sentence
 
 Rounds = Generator[list[FrequencySchedule], list[ProfilingResult], None]
 """Yields the next schedules of all ranks, and receives their measurements."""
@@ -209,17 +212,13 @@ class PointSolution(FrequencyScheduler):
 PointSolution3D = make_3d_parallel(PointSolution)
 
 
-def _choice(arguments: Mapping[str, Any]) -> Choice:
+def _choice(given: Mapping[str, Any]) -> Choice:
     """The server's initial choice from a frontier, by a scheduler's arguments."""
-    names = ("deadline_s", "max_slowdown", "plan")
-    given = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    given = {name: value for name, value in given.items() if value is not None}
     try:
         return Choice.model_validate(given or {"automatic": True}, strict=True)
-    except ValueError:
-        raise PipelineFrequencyError(
-            "deadline_s (above 0), max_slowdown (at least 1) and plan (an index) exclude one "
-            f"another; there are {given}"
-        ) from None
+    except ValidationError as error:
+        raise PipelineFrequencyError(sentence(error)) from None
 
 
 class FrontierSolution(FrequencyScheduler):
@@ -228,9 +227,8 @@ class FrontierSolution(FrequencyScheduler):
     Args:
         pfo_settings: The server's settings.
         solution_path: The folder that `run_optimization.py` wrote.
-        deadline_s: Start with the plan of least energy whose iteration takes at most this time, s.
-        max_slowdown: The same, as a multiple of the fastest plan's time.
-        plan: Run this plan permanently. Without any of the three: the fastest.
+        choice: How to start, as `POST /choose` has it: such as `deadline_s`, `max_slowdown` or
+            `plan`. Without it: with the fastest plan.
     """
 
     def __init__(
@@ -239,21 +237,18 @@ class FrontierSolution(FrequencyScheduler):
         rank_infos: list[RankInfo],
         pfo_settings: PFOServerSettings,
         solution_path: str,
-        deadline_s: float | None = None,
-        max_slowdown: float | None = None,
-        plan: int | None = None,
+        **choice: Any,
     ) -> None:
         super().__init__(job_info, rank_infos, pfo_settings)
-        self.frontier = _read(solution_path)
-        self.choice = _choice(
-            {"deadline_s": deadline_s, "max_slowdown": max_slowdown, "plan": plan}
-        )
+        self.frontier, self.choice = _read(solution_path), _choice(choice)
         check_stages(self.frontier.num_stages, job_info, solution_path)
 
     @classmethod
     def check(cls, **scheduler_args: Any) -> None:
         """Reads the frontier."""
-        choose(_read(_path(scheduler_args)), _choice(scheduler_args))
+        frontier = _read(_path(scheduler_args))
+        del scheduler_args["solution_path"]
+        choose(frontier, _choice(scheduler_args))
 
     def _run(self) -> Rounds:
         assert self.frontier is not None
@@ -266,13 +261,11 @@ class OnlineSolution(FrequencyScheduler):
     Args:
         job_info: The job; its `schedule` (default `1f1b`) and `num_microbatches` say what to plan.
         pfo_settings: The server's settings.
-        deadline_s: As for `FrontierSolution`.
-        max_slowdown: The same.
-        plan: The same.
         points: Most plans; None: as many as it takes for neighbours to differ by at most 0.1 % in
             energy.
         p2p_power_w: What a GPU draws while it is blocked on communication, W, where no rank has
             measured it.
+        choice: As for `FrontierSolution`.
     """
 
     def __init__(
@@ -280,24 +273,20 @@ class OnlineSolution(FrequencyScheduler):
         job_info: JobInfo,
         rank_infos: list[RankInfo],
         pfo_settings: PFOServerSettings,
-        deadline_s: float | None = None,
-        max_slowdown: float | None = None,
-        plan: int | None = None,
         points: int | None = None,
         p2p_power_w: float = 70.0,
+        **choice: Any,
     ) -> None:
         super().__init__(job_info, rank_infos, pfo_settings)
-        self.choice = _choice(
-            {"deadline_s": deadline_s, "max_slowdown": max_slowdown, "plan": plan}
-        )
+        self.choice = _choice(choice)
         self.points = points
         self.p2p_power_w = p2p_power_w
 
     @classmethod
     def check(cls, **scheduler_args: Any) -> None:
         """Validates the arguments."""
+        points, power = scheduler_args.pop("points", None), scheduler_args.pop("p2p_power_w", 0.0)
         _choice(scheduler_args)
-        points, power = scheduler_args.get("points"), scheduler_args.get("p2p_power_w", 0.0)
         if points is not None and not (type(points) is int and points >= 1):
             raise PipelineFrequencyError(f"points must be a whole number above 0, not {points!r}")
         if not (type(power) in (int, float) and 0 <= power < math.inf):
