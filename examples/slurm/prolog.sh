@@ -53,10 +53,15 @@ if [ -n "$clocks" ]; then
     else
         refused --gpu-clocks "not a range of MHz"
     fi
-# Slurm gives a prolog everything but this, so the controller is asked: gpu:900, gpu:medium,memory=high.
-elif [ -n "$job" ] && said=$(timeout 5 squeue -h -j "$job" -O tres-freq:64 2>&1) && [[ $said =~ ^gpu:([a-z0-9=,]+)\ *$ ]]; then
-    freq=${BASH_REMATCH[1]}
-    option=--gpu-freq=$freq held=(--gpu-freq "$freq") value=gpu_freq=${freq//,/+}
+# Slurm gives a prolog everything but this, so the controller is asked: gpu:900, gpu:medium,memory=high. Of
+# an array it lists all tasks.
+elif [ -n "$job" ] && command -v squeue >/dev/null; then
+    said=$(timeout 5 squeue -h -j "$job" -O jobid:20,tres-freq:64 2>&1) || fails "--gpu-freq is not known ($?)" "$said"
+    while read -r id freq; do
+        [[ $id == "$job" && $freq =~ ^gpu:([a-z0-9=,]+)$ ]] || continue
+        freq=${BASH_REMATCH[1]}
+        option=--gpu-freq=$freq held=(--gpu-freq "$freq") value=gpu_freq=${freq//,/+}
+    done <<<"$said"
 fi
 if [ -n "$option" ] && [ -n "$job" ]; then
     # Clocks have no ceilings, so a separate process holds the lease until the epilog ends it. It notifies

@@ -282,6 +282,20 @@ def test_clocks_are_locked_before_the_job_begins(
     )
 
 
+def test_each_task_of_an_array_has_the_clocks_that_it_asked_for(cluster: Cluster) -> None:
+    """Of the array's own number, which one of them has, Slurm lists all."""
+    job = cluster.submit("--gpu-freq=600", "--array=0-1", "-N", "1", body="sleep 100")
+
+    def locked() -> list[tuple[int, list[int]]]:
+        said = json.loads(cluster.machine.run("zeusctl", "leases", "--json").stdout)
+        clocks = [one for one in said["leases"] if one["control"] == "gpu_clocks"]
+        return sorted((one["gpu"], one["value"]) for one in clocks)
+
+    wait_for(lambda: locked() == [(0, [600, 600]), (1, [600, 600])], f"two leases, not {locked()}")
+    cluster.machine.run("scancel", job)
+    wait_for(lambda: locked() == [], "the leases to end")
+
+
 def test_a_jobs_gpu_is_the_one_that_gres_conf_has_at_its_position(cluster: Cluster) -> None:
     job = cluster.submit("--gpu-power=150")
     wait_for(lambda: capped(cluster, 150), "the limit")
