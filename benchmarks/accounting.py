@@ -126,7 +126,11 @@ def size() -> None:
                         account = IDLE
                     uj = rng.randrange(10**11)
                     method = Method.NONE if account is IDLE else Method.ALLOCATED
-                    rows[Key(bucket, account, method)] = Row(uj, uj // 20, uj, uj, 3 * 10**11)
+                    rows[Key(bucket, account, method)] = Row(
+                        *(uj, uj // 20, uj, uj, 3 * 10**11),
+                        begin_ns=(begin_ns := bucket * 900 * 10**9 + place * 3 * 10**11),
+                        end_ns=begin_ns + 3 * 10**11,
+                    )
                 metered = sum(row.active_uj + row.idle_uj for row in rows.values())
                 position = Position(bucket * 900 * 10**9, metered)
                 settlements[f"GPU-{gpu}"] = Settlement(rows, {bucket: metered}, position)

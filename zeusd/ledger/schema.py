@@ -22,7 +22,7 @@ AMOUNTS = (
     "above_uj INTEGER NOT NULL, ns INTEGER NOT NULL"
 )
 SPAN = "first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL"
-"""When in the bucket it was charged first and last, UTC."""
+"""When it was charged first and last, from the bucket's beginning."""
 
 TABLES = f"""
 CREATE TABLE gpu (id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE);

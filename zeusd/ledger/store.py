@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from zeus_ipc.charging import BOUNDS, Bounds, Method
-from zeusd.energy.accountant import BUCKET_S, Position, Row, Settlement
+from zeusd.energy.accountant import BUCKET_NS, BUCKET_S, Position, Row, Settlement
 from zeusd.energy.split import NOBODY, Account, ChargedProcess, Kind, parent_of
 
 DAY_S = 86_400
@@ -265,7 +265,9 @@ class Store:
         for key, row in settlement.rows.items():
             account, parent = self._account(key.account), self._account(parent_of(key.account))
             values = _values(key.method, row)
-            self._add("energy", key.bucket, gpu, account, *values, *_span(row, offset_ns))
+            self._add(
+                "energy", key.bucket, gpu, account, *values, *_span(key.bucket, row, offset_ns)
+            )
             self._add("day", key.bucket // BUCKETS_PER_DAY, parent, *values)
             self._add("total", parent, gpu, *values[1:])
             if BOUNDS[key.method] is not Bounds.EXACT:
@@ -297,7 +299,7 @@ class Store:
             self._add("divided", key.bucket, gpu, account, *_values(key.method, row))
         for detail, row in settlement.processes.items():
             process = self._process(detail.account, detail.process, booted_s)
-            values = *_values(detail.method, row), *_span(row, offset_ns)
+            values = *_values(detail.method, row), *_span(detail.bucket, row, offset_ns)
             self._add("process_energy", detail.bucket, gpu, process, *values)
 
     def _add(self, table: str, *values: int) -> None:
@@ -436,8 +438,9 @@ def _values(method: Method, row: Row) -> tuple[int, ...]:
     )
 
 
-def _span(row: Row, offset_ns: int) -> tuple[int, int]:
-    """When a row was charged first and last, UTC, ms."""
+def _span(bucket: int, row: Row, offset_ns: int) -> tuple[int, int]:
+    """When a row was charged first and last, ms from its bucket's beginning."""
+    offset_ns -= bucket * BUCKET_NS
     return (row.begin_ns + offset_ns) // _MS, -(-(row.end_ns + offset_ns) // _MS)
 
 

@@ -388,7 +388,7 @@ class _Known(NamedTuple):
 
 
 _SUMS = "SUM(active_uj), SUM(idle_uj), SUM(below_uj), SUM(above_uj), SUM(ns)"
-_SPAN = "MIN(first_ms), MAX(last_ms)"
+_SPAN = f"MIN(bucket * {BUCKET_S * 1000} + first_ms), MAX(bucket * {BUCKET_S * 1000} + last_ms)"
 
 _OWN: dict[By, Kind] = {By.JOB: Kind.JOB, By.POD: Kind.POD}
 _NOBODYS = (Kind.IDLE, Kind.UNATTRIBUTED)
