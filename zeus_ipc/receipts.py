@@ -337,8 +337,13 @@ class _Gpu:
             if one.control == Control.POWER_LIMIT and one.event in _CHANGES
         ]
         same = [one for one in every if abs(_milliwatts(one) - lowest_mw) <= ROUNDING_MW]
-        made = [one for one in every if one.t_ns <= t_ns + LATE_NS][-1:]
-        if not made or made[0] not in same:  # zeusd may have noticed it later, or never
+        ends_ns = [*(one.t_ns for one in every[1:]), t_ns]
+        made = [
+            one
+            for one, end_ns in zip(every, ends_ns, strict=False)
+            if one in same and one.t_ns <= t_ns + LATE_NS and end_ns >= t_ns - LATE_NS
+        ][-1:]
+        if not made:  # zeusd may have noticed it later, or never
             made = [one for one in same if one.event == OUTSIDE and one.t_ns > t_ns][:1]
         elif made[0].event in ("ceiling", "restore"):  # of what an administrator chose
             made = [one for one in same if one.event in (*_CEILINGS, "persisted")][-1:] or made

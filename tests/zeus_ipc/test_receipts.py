@@ -275,6 +275,11 @@ def test_what_disturbed_an_interval_is_named(case: str) -> None:
 HARMLESS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "own limit, under a lease": capped() | logged(limit("set", 500, uid=ME, pid=123, lease="L")),
+    "own limit, restored just before": capped()
+    | logged(
+        limit("set", 990, uid=ME, pid=123, lease="L"),
+        limit("restore", 999, 400_000, uid=ME, pid=123, number=2),
+    ),
     "a limit that the site configured": capped(
         gpus=[info(power_limit_site_mw=230_000, power_limit_configured=True)]
     ),
