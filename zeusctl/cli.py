@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _fail(error: Exception, json_wanted: bool) -> int:
     """Reports what went wrong in one sentence. Returns the exit code."""
-    found, hint = _told(error), ""
+    found, hint = _as_command_error(error), ""
     if isinstance(error, click.UsageError) and error.ctx is not None and not _here(error):
         hint = f" (see `{error.ctx.command_path} --help`)"
     message = str(found)
@@ -190,7 +190,7 @@ def _fail(error: Exception, json_wanted: bool) -> int:
     return found.exit_code
 
 
-def _told(error: Exception) -> CommandError:
+def _as_command_error(error: Exception) -> CommandError:
     """What went wrong, as a user is told."""
     from zeus_ipc.errors import ErrorCode, ZeusIpcError
     from zeus_ipc.tables import TableError
@@ -199,8 +199,8 @@ def _told(error: Exception) -> CommandError:
         return error
     if isinstance(error, click.ClickException):
         other = _here(error)
-        told = f"there is no {getattr(error, 'option_name', '')} here; write {other}"
-        return CommandError(told if other else error.format_message(), USAGE)
+        text = f"there is no {getattr(error, 'option_name', '')} here; write {other}"
+        return CommandError(text if other else error.format_message(), USAGE)
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return CommandError("a name given is not UTF-8; write it as text", USAGE)
     if isinstance(error, TableError) or (isinstance(error, ImportError) and "pip" in str(error)):

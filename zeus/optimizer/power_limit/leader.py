@@ -104,7 +104,7 @@ class Leader:
         self._checks = False  # whether a choice is being checked, which stays in force
         self._sampled = False  # whether the trial has a sample
         self._enough = False  # whether the steps run of it have samples
-        self._told: set[str] = set()  # why profiles or clocks that the user wanted are left out
+        self._explained: set[str] = set()  # why profiles or clocks that were wanted are left out
         self._lost = False  # whether fewer samples are outstanding since the last decision
         self._longest = 0  # steps of a trial
         self._step = 0
@@ -316,8 +316,8 @@ class Leader:
             return
         if setting.power_limit_mw in search.limits_mw:
             reason = self._from(rank, trouble.reason)
-            asked_for = setting.beside is not None and reason not in self._told
-            self._told.add(reason)
+            asked_for = setting.beside is not None and reason not in self._explained
+            self._explained.add(reason)
             level = logging.WARNING if asked_for else logging.INFO
             log.log(level, "%s is left out: %s", setting, reason)
             search.without(setting)
