@@ -130,7 +130,11 @@ class Client(Closing):
         return self._each(operations.POWER, gpus=_uuids(gpus))
 
     def windows(
-        self, sources: str | Sequence[str], windows: Sequence[tuple[int, int, int]] = ()
+        self,
+        sources: str | Sequence[str],
+        windows: Sequence[tuple[int, int, int]] = (),
+        *,
+        limited: bool = False,
     ) -> dict[str, WindowEnergies]:
         """Energy between pairs of instants, by source.
 
@@ -142,6 +146,7 @@ class Client(Closing):
             windows: Beginning and end, ns of CLOCK_MONOTONIC, and whether the GPU had nothing to do
                 just before and after except what is measured; or `PAUSE`, see `GetWindows`. None:
                 checks only whether windows can be computed.
+            limited: Ask also how long the clocks were limited, and why.
 
         Raises:
             NotSupported: A source has no energy.
@@ -152,11 +157,14 @@ class Client(Closing):
         for first in range(0, max(1, len(windows)), each):
             part = windows[first : first + each]
             numbers = [number for begin, end, aligned in part for number in (begin, end, +aligned)]
-            answer = self._each(operations.WINDOWS, sources=names, windows=numbers)
+            asked = {"limited": True} if limited else {}
+            answer = self._each(operations.WINDOWS, sources=names, windows=numbers, **asked)
             for name, energies in answer.items():
                 if name in found:
                     found[name].energy_uj.extend(energies.energy_uj)
                     found[name].uncertainty_uj.extend(energies.uncertainty_uj)
+                    for reason, numbers_ms in energies.limited_ms.items():
+                        found[name].limited_ms.setdefault(reason, []).extend(numbers_ms)
                 else:
                     found[name] = energies
         return found

@@ -158,6 +158,9 @@ class GetWindows(_Request):
     other work just before and after, as after a synchronization, else 0. Or 2: a pause, in which
     the GPU had nothing to do, so that the others around it are no less certain for it; its energy
     is null. Empty: checks only whether windows can be computed."""
+    limited: bool = False
+    """Whether the time in which the clocks were limited is wanted too: the reply comes when the
+    driver's counters were read after the last window's end, at most 0.3 s later."""
 
     @field_validator("windows")
     @classmethod

@@ -241,6 +241,18 @@ class SimulatedNode:
         """Sets a power limit outside zeusd, as `nvidia-smi -pl` would."""
         self._devices.ask("outside", gpu=gpu, power_limit_mw=power_limit_mw)
 
+    def set_board_limit(self, gpu: int, power_limit_mw: int | None) -> None:
+        """Limits a GPU out of band, as a BMC or a module's adaptive power would; None: no more."""
+        self._devices.ask("board", gpu=gpu, power_limit_mw=power_limit_mw)
+
+    def limit_clocks(self, gpu: int, reasons: Sequence[str]) -> None:
+        """Limits the clocks of a GPU that works for these reasons too, of `limited.REASONS`."""
+        self._devices.ask("limited", gpu=gpu, reasons=list(reasons))
+
+    def reset_clocks_outside(self, gpu: int) -> None:
+        """Unlocks the clocks outside zeusd, as Slurm does on all GPUs when a job ends."""
+        self._devices.ask("outside", gpu=gpu, clocks=None)
+
     def set_profiles_outside(self, gpu: int, profiles: Sequence[int]) -> None:
         """Requests workload power profiles outside zeusd, as `nvidia-smi power-profiles` would."""
         self._devices.ask("outside", gpu=gpu, profiles=list(profiles))

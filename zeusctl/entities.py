@@ -10,13 +10,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from zeus_ipc.controls import SPECS, Control, profile_name
+from zeus_ipc.limited import BY_LEASE, REASONS, RECENT_S, cause_text
 from zeus_ipc.text import duration, number, quantity_text, seconds_since
 from zeus_ipc.users import named
 from zeusctl.columns import Columns, Entity, column, columns_of
 from zeusctl.text import reasons, shorten, style, user_name
 
 if TYPE_CHECKING:
-    from zeus_ipc.replies import GpuInfo, GpuState, NodeInfo
+    from zeus_ipc.replies import GpuInfo, GpuState, NodeInfo, UsageSum
 
 Value = float | bool | list[float] | list[str]
 """What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), a switch, or names
@@ -226,24 +227,52 @@ def _enforced(_: GpuInfo, state: GpuState | None) -> list[str] | None:
 
 
 def throttled_text(gpu: Gpu) -> str:
-    """A GPU's throttle reasons: `power limit (fleet)`."""
-    by = f"power limit ({gpu.throttling_ceiling})" if gpu.throttling_ceiling else "power limit"
-    return ", ".join(by if one == "power limit" else one for one in gpu.throttle_reasons or ())
+    """A GPU's throttle reasons: `power limit 37 % (fleet)`, if it was limited by power in this part
+    of the last seconds."""
+    by, names = "power limit", [*(gpu.throttle_reasons or ())]
+    share = 100 * (gpu.limited.power_s or 0) / RECENT_S
+    if 0.5 <= share < 99.5:
+        names = [by, *(one for one in names if one != by)]
+        by += f" {share:.0f} %"
+    if gpu.limit_author not in (None, BY_LEASE):  # who has a lease is in the table of leases
+        by += f" ({gpu.limit_author})"
+    return ", ".join(by if one == "power limit" else one for one in names)
 
 
-def _throttling_ceiling(gpu: GpuInfo, state: GpuState | None) -> str | None:
-    """The lowest ceiling, if the power limit that throttles the GPU is the ceiling's."""
-    highest_mw = gpu.power_limit_highest_mw
-    if state is None or highest_mw is None or state.power_limit_mw is None:
-        return None
-    throttled = "power limit" in reasons(state.throttle_reasons)
-    # Drivers round a limit to whole watts; a lower one is a holder's choice, a higher one others'.
-    if not throttled or abs(state.power_limit_mw - highest_mw) >= 1000:
-        return None
-    bounds = {one.name: one.value[0] for one in gpu.ceilings}
-    if gpu.power_limit_site_mw != gpu.power_limit_max_mw:
-        bounds["site"] = gpu.power_limit_site_mw or 0
-    return next((name for name, mw in bounds.items() if mw == highest_mw), None)
+def _limited(reason: str) -> Callable[..., float | None]:
+    """How long a GPU's clocks were limited for a reason, from its reply."""
+
+    def read(*replies: Any) -> float | None:
+        reply = replies[-1]
+        ms = None if reply is None else reply.limited_ms.get(reason)
+        ms = ms[0] if isinstance(ms, list) else ms
+        return None if ms is None else ms / 1000
+
+    return read
+
+
+class Limited(Entity):
+    """How long a GPU's clocks were limited, by reason. None: the driver does not count it."""
+
+    power_s: float | None = column(name="limited_power_s", source=_limited("power"))
+    """By the power limit."""
+    heat_s: float | None = column(name="limited_heat_s", source=_limited("heat"))
+    board_s: float | None = column(name="limited_board_s", source=_limited("board"))
+    """By the board's own limit, or its power brake."""
+    sync_s: float | None = column(name="limited_sync_s", source=_limited("sync"))
+    """By another GPU of its sync boost group."""
+    reliability_s: float | None = column(
+        name="limited_reliability_s", source=_limited("reliability")
+    )
+    """By the limit of its voltage."""
+
+    def text(self, of_s: float) -> str:
+        """`power 37 %`: the shares of a time; empty: it was not limited."""
+        counted = {reason: getattr(self, f"{reason}_s") for reason in REASONS}
+        if of_s <= 0 or not any(one is not None for one in counted.values()):
+            return "-"
+        shares = {reason: 100 * (seconds or 0) / of_s for reason, seconds in counted.items()}
+        return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5)
 
 
 class Gpu(Entity):
@@ -329,12 +358,20 @@ class Gpu(Entity):
         source=_reasons,
         width=19,
     )
-    throttling_ceiling: str | None = column(
-        source=_throttling_ceiling,
-        metric="zeusd_gpu_throttling_ceiling{ceiling} The ceiling whose power limit throttles a "
-        "GPU: site, persisted, fleet or job:ID.",
+    limited: Limited = column(
+        part=Limited,
+        title=f"limited, last {RECENT_S} s",
+        page=lambda one: one.limited.text(RECENT_S) or "never",
     )
-    """The ceiling whose power limit throttles it: site, persisted, fleet or job:ID; None: none."""
+    """In the last ten seconds."""
+    limit_author: str | None = column(
+        title="limit set by",
+        page=lambda one: one.limit_author or "",
+        metric="zeusd_gpu_limit_author{author} Who set a GPU's power limit in force: a ceiling "
+        "(persisted, fleet, job:ID), site, lease, or BMC.",
+    )
+    """Who set the power limit in force: a ceiling (persisted, fleet, job:ID), site, lease, or BMC;
+    None: nobody is known."""
     persistence_mode: bool | None = column(title="persistence mode")
     processes: int | None
     """Number of processes that use it, if they were requested."""
@@ -593,6 +630,13 @@ def account_text(one: UsedEnergy) -> str:
     return f"{text} ({one.user})" if one.user else text
 
 
+def limited_texts(one: UsageSum) -> list[str]:
+    """Shares of an account's GPU time in which clocks were limited, the largest first."""
+    shares = {name: 100 * ns / max(1, one.ns) for name, ns in one.limited_ns.items()}
+    ordered = sorted(shares.items(), key=lambda pair: -pair[1])
+    return [f"{share:.0f} % {cause_text(name)}" for name, share in ordered if share >= 0.5]
+
+
 class UsedEnergy(Entity):
     """Energy of one account in one interval, see the protocol's `UsageSum`."""
 
@@ -632,6 +676,9 @@ class UsedEnergy(Entity):
     """When it ceased to hold its last; None: it still holds some."""
     workload: str | None
     """Of a process: the job, pod, service or container that it belongs to."""
+    limited: list[str] = column(source=limited_texts)
+    """Of a job or pod: shares of its GPU time in which clocks were limited: `37 % at the ceiling
+    rack1`."""
 
 
 class Sample(Entity):
@@ -663,6 +710,12 @@ def _joules(one: Measured) -> str:
     return f"{one.energy_j:.2f} ± {one.uncertainty_j:.2f}"
 
 
+def _limited_while(one: Measured) -> str:
+    if one.limited is None or not one.energy_j or not one.average_power_w:
+        return "-"
+    return one.limited.text(one.energy_j / one.average_power_w)
+
+
 class Measured(Entity):
     """Energy of one source."""
 
@@ -674,6 +727,8 @@ class Measured(Entity):
     uncertainty_j: float | None
     """Two standard deviations."""
     average_power_w: float | None = column("AVERAGE (W)")
+    limited: Limited | None = column("LIMITED", text=_limited_while)
+    """How long the clocks of a GPU were limited meanwhile."""
     trouble: str | None
 
 

@@ -213,7 +213,8 @@ def lines(sums: Sequence[UsedEnergy], metered_j: float | None) -> list[str]:
     if metered_j is not None:
         rest.append(f"GPU counters {scale.text(metered_j)} {scale.unit}")
     line, room = "   ".join(rest), screen_width()
-    return [*found, *estimates(sums), *(rest if 0 < room < len(line) else [line])]
+    limited = [f"{account_text(one)}: {', '.join(one.limited)}" for one in sums if one.limited]
+    return [*found, *estimates(sums), *limited, *(rest if 0 < room < len(line) else [line])]
 
 
 def estimates(sums: Iterable[UsedEnergy]) -> list[str]:
@@ -253,6 +254,8 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
         by = bounds_of(method for one in found for method in one.basis).value
         bounds = f" (between {energy_text(low)} and {energy_text(high)} by {by})"
     share = f", {100 * idle_j / total_j:.0f} % while idle" if total_j else ""
+    if len(found) == 1:
+        share += "".join(f", {one}" for one in found[0].limited)
     return (
         f"{kind} {name}: {energy_text(total_j)}{bounds} in {hours:.2f} GPU-hours{share}; "
         f"{count(ended, 'GPU')} released"

@@ -53,6 +53,8 @@ typedef struct {
     int64_t energy_start_ns, energy_counts, energy_bits, energy_permille, energy_absent;
     int64_t temperature_c, temperature_scale, activity, violations, no_violations;
     int64_t presets, preset; /* 0: the default, which every GPU has */
+    /* The firmware's samples in violation; of so many, one each ms: 1 if it counts them. */
+    int64_t acc_prochot, acc_power, acc_socket, acc_vr, acc_hbm, counts_violations;
     int64_t refuse, resetting, gone, pid_count, pids[MAX_PIDS];
     char name[64];
 } gpu_t;
@@ -403,6 +405,9 @@ uint32_t amdsmi_get_violation_status(void *h, char *out) {
     memset(out, 0xFF, VIOLATION_SIZE);
     for (i = 0; i < 5 && !g->no_violations; i++)
         out[VIOLATION_AT + i] = (char)(g->violations >> i & 1);
+    if (!g->counts_violations) return OK;
+    put64(out, 16, (uint64_t)(now_ns() / 1000000));
+    for (i = 0; i < 5; i++) put64(out, 24 + 8 * (size_t)i, (uint64_t)(&g->acc_prochot)[i]);
     return OK;
 }
 #endif

@@ -39,7 +39,9 @@ _GPU_NUMBERS = (
     *("level", "power_w", "power_form", "load_w"),
     *("energy_start_ns", "energy_counts", "energy_bits", "energy_permille", "energy_absent"),
     *("temperature_c", "temperature_scale", "activity", "violations", "no_violations"),
-    *("presets", "preset", "refuse", "resetting", "gone", "pid_count"),
+    *("presets", "preset"),
+    *("acc_prochot", "acc_power", "acc_socket", "acc_vr", "acc_hbm", "counts_violations"),
+    *("refuse", "resetting", "gone", "pid_count"),
 )
 
 

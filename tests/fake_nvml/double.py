@@ -47,7 +47,10 @@ _GPU_NUMBERS = (
     *("counter_reads", "counted_nj", "power_on_read", "power_ns", "power_count"),
     *("profiles_valid", "profiles_requested", "profiles_old", "profile_shift"),
     *("compute_percent", "second_pid", "second_instance", "second_percent", "use_age_us"),
-    *("mig_slices_1", "mig_slices_2", "mig_percent_1", "mig_percent_2", "sample_us"),
+    *("mig_slices_1", "mig_slices_2", "mig_percent_1", "mig_percent_2", "counts_limited"),
+    *("limited_power_ns", "limited_heat_ns", "limited_board_ns", "limited_sync_ns"),
+    *("limited_reliability_ns", "limited_slowdown_ns", "limited_brake_ns"),
+    *("bmc_limit_mw", "sample_us"),
 )
 
 H100: dict[str, Any] = {
@@ -74,6 +77,7 @@ H100: dict[str, Any] = {
     "counter_slow_us": 11_000,
     "counter_slow_every": 4,
     "sample_us": 20_000,
+    "counts_limited": 1,
 }
 """A GPU whose counter and power are as measured on an H100 (docs/reference/hardware)."""
 

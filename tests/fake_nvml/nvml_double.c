@@ -58,6 +58,12 @@ typedef struct {
      * MIG instances FIRST_INSTANCE and the next; no GPM before Hopper. */
     int64_t compute_percent, second_pid, second_instance, second_percent, use_age_us;
     int64_t mig_slices[2], mig_percent[2];
+    /* Time limited since the driver was loaded, which counts what the power limit takes; the rest
+     * is what a test sets. counts_limited: whether the driver has these fields, and those of the
+     * limits requested and in force. */
+    int64_t counts_limited, limited_power_ns, limited_heat_ns, limited_board_ns, limited_sync_ns;
+    int64_t limited_reliability_ns, limited_slowdown_ns, limited_brake_ns;
+    int64_t bmc_limit_mw; /* in force, and seen only as the current limit */
     int64_t sample_us; /* time between the samples of power that the driver keeps; 0: it keeps none */
     char name[96], uuid[96], pci[32];
     struct { int64_t begin_ns, end_ns; } bursts[MAX_BURSTS]; /* a ring, ascending and apart */
@@ -162,8 +168,13 @@ static int64_t enforced_mw(const gpu_t *g) {
     return g->board_limit_mw && g->board_limit_mw < g->limit_mw ? g->board_limit_mw : g->limit_mw;
 }
 
+static int64_t current_mw(const gpu_t *g) {
+    int64_t mw = enforced_mw(g);
+    return g->bmc_limit_mw && g->bmc_limit_mw < mw ? g->bmc_limit_mw : mw;
+}
+
 static int64_t under_limit_mw(const gpu_t *g, int64_t mw) {
-    int64_t limit_mw = enforced_mw(g);
+    int64_t limit_mw = current_mw(g);
     return mw < limit_mw ? mw : limit_mw;
 }
 
@@ -241,6 +252,9 @@ static void integrate(gpu_t *g, int64_t now) {
     }
     g->counted_nj = counted_nj(g, tick_at(g, tick_until(g, now + lag_ns)) - lag_ns);
     g->energy_nj += drawn_nj(g, g->updated_ns, g->updated_ns + elapsed_us * 1000);
+    if (current_mw(g) < g->load_mw)
+        g->limited_power_ns += 1000 * (!g->idle_mw ? elapsed_us :
+            loaded_us(g, g->updated_ns, g->updated_ns + elapsed_us * 1000));
     g->updated_ns += elapsed_us * 1000;
 }
 
@@ -563,6 +577,24 @@ static uint32_t scope_of(const gpu_t *g, const field_t *f) {
 static int reads_counter(const gpu_t *g, const field_t *f) {
     return f->field == 83 && scope_of(g, f) == 0 && g->has_energy;
 }
+/* The counters of time limited and the limits that software requested and that is in force; the
+ * fields 251 to 253 of drivers before 580.82 are others here. */
+static const int64_t *slow_field(const gpu_t *g, uint32_t field, int64_t *current) {
+    *current = current_mw(g);
+    if (!g->counts_limited) return NULL;
+    switch (field) {
+    case 190: return current;
+    case 192: return &g->limit_mw;
+    case 74: return &g->limited_power_ns;
+    case 75: return &g->limited_heat_ns;
+    case 76: return &g->limited_sync_ns;
+    case 77: return &g->limited_board_ns;
+    case 79: return &g->limited_reliability_ns;
+    case 270: return &g->limited_slowdown_ns;
+    case 271: return &g->limited_brake_ns;
+    default: return NULL;
+    }
+}
 int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
     char name[32];
     int64_t rest_us = 0;
@@ -597,6 +629,14 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
         } else if (f->field == 185 && asked == 2) {
             f->value.u = (uint32_t)g->memory_power_mw;
             f->result = OK; /* with zero where it is not measured */
+        } else if (asked == 0) {
+            int64_t current;
+            integrate(g, now_ns());
+            const int64_t *slow = slow_field(g, f->field, &current);
+            if (!slow) continue;
+            f->type = f->field < 190 || f->field > 192 ? 3 : 1;
+            f->value.ull = (uint64_t)*slow;
+            f->result = OK;
         }
     }
     release();

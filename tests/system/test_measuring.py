@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from zeus_ipc.errors import (
     UnknownGpu,
     ZeusIpcError,
 )
+from zeus_ipc.limited import BMC, BY_LEASE, REASONS
 from zeus_ipc.replies import Sample
 
 nvml_double = fixtures.nvml_double
@@ -71,6 +73,51 @@ def energy_j(client: Client, uuid: str, begin_ns: int, end_ns: int) -> tuple[flo
     energy_uj = found.energy_uj[0]
     assert energy_uj is not None
     return energy_uj / 1e6, found.uncertainty_uj[0] / 1e6
+
+
+def test_the_time_limited_by_a_known_cap(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"load_mw": LOAD_MW, "counts_limited": 1}])
+    uuid = double.uuid(0)
+    with measuring(double) as (_, client), _node.use(client):
+        begin_ns = time.monotonic_ns()
+        wait_for(lambda: time.monotonic_ns() > begin_ns + 1_100_000_000, "a second without a cap")
+        capped_ns = time.monotonic_ns()
+        double.set_outside(0, 150_000)
+        took_ns = time.monotonic_ns() - capped_ns
+        monitor = ZeusMonitor(gpu_indices=[0], cpu_indices=[])
+        monitor.begin_window("step", sync_execution=False)
+        wait_for(lambda: time.monotonic_ns() > capped_ns + 1_100_000_000, "a second under the cap")
+        end_ns = time.monotonic_ns()
+        windows = [(begin_ns, capped_ns, 0), (begin_ns, end_ns, 0)]
+        found = client.windows(uuid, windows, limited=True)[uuid].limited_ms
+        assert found.keys() == set(REASONS)
+        allowed_ms = (end_ns - begin_ns) / 1e8 + took_ns / 1e6
+        assert found["power"] == pytest.approx([0, (end_ns - capped_ns) / 1e6], abs=allowed_ms)
+        assert found["heat"] == [0, 0]
+        assert client.windows(uuid, windows)[uuid].limited_ms == {}
+        measurement = monitor.end_window("step", sync_execution=False)
+        limited = measurement.limited
+        assert limited is not None
+        assert limited[0]["power"] == pytest.approx(measurement.time, rel=0.01)
+        assert measurement.limited is limited  # asked for only once
+        assert pickle.loads(pickle.dumps(measurement)).limited == limited
+
+
+def test_a_bmc_that_limits_a_gpu_is_named(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"load_mw": LOAD_MW, "counts_limited": 1}])
+    uuid = double.uuid(0)
+    with measuring(double) as (_, client):
+
+        def seen() -> tuple[int | None, int | None, str | None]:
+            state = client.state(uuid)[uuid]
+            return state.power_limit_mw, state.enforced_power_limit_mw, state.limit_author
+
+        assert seen() == (250_000, 250_000, None)
+        double._set(0, "bmc_limit_mw", 180_000)
+        wait_for(lambda: seen() == (250_000, 180_000, BMC), "the BMC's limit to be seen")
+        double._set(0, "bmc_limit_mw", 0)
+        client.set_power_limit(uuid, 150_000)
+        wait_for(lambda: seen() == (150_000, 150_000, BY_LEASE), "the lease's limit to be seen")
 
 
 def test_windows_are_right_and_a_batch_is_answered_whole(nvml_double: MakeDouble) -> None:

@@ -186,7 +186,7 @@ def test_the_simulated_node_has_such_gpus(virtual_node: Callable[[str], VirtualN
     assert monitor.gpus.get_power_management_limit_constraints(0)
     with pytest.raises(ZeusGPUNotSupportedError, match="has no power limit to set"):
         monitor.gpus.get_power_management_limit_constraints(1)
-    with pytest.raises(ValueError, match="lacks=power, counter or limit"):
+    with pytest.raises(ValueError, match="lacks=power, counter, limit or limited"):
         SimulatedBackend("a40:lacks=fans")
 
 

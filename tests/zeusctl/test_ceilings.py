@@ -75,17 +75,17 @@ def test_the_ceiling_that_throttles_a_gpu_is_named(ctl: Ctl, daemon: RunningDaem
 
         def shown() -> tuple[str | None, bool]:
             (gpu,) = json.loads(ctl("status", "0", "--json").out)["gpus"]
-            return gpu["throttling_ceiling"], "power limit" in gpu["throttle_reasons"]
+            return gpu["limit_author"], "power limit" in gpu["throttle_reasons"]
 
         wait_for(lambda: shown() == ("job:1234", True), "the ceiling to throttle")
         assert "power limit (job:1234)" in ctl("status").out
-        said = ctl("status", "0", "--columns", "throttling_ceiling", "--format", "csv")
-        assert said.out == "throttling_ceiling\njob:1234\n"
+        said = ctl("status", "0", "--columns", "limit_author", "--format", "csv")
+        assert said.out == "limit_author\njob:1234\n"
         families = {one.name: one for one in ZeusdCollector(client).collect()}
-        (sample,) = families["zeusd_gpu_throttling_ceiling"].samples
-        assert (sample.labels["uuid"], sample.labels["ceiling"]) == (uuid, "job:1234")
+        (sample,) = families["zeusd_gpu_limit_author"].samples
+        assert (sample.labels["uuid"], sample.labels["author"]) == (uuid, "job:1234")
         client.set_power_limit(uuid, 120_000)  # now its holder throttles it
-        wait_for(lambda: shown() == (None, True), "the holder's limit to throttle")
+        wait_for(lambda: shown() == ("lease", True), "the holder's limit to throttle")
         client.release(uuid)
 
 

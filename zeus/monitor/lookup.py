@@ -151,7 +151,7 @@ class WindowLookup:
         measurement = Measurement.__new__(Measurement)
         measurement.time = (end_ns - begin_ns) / 1e9
         measurement._pending = EndedWindow(self, key, begin_ns, end_ns, aligned)
-        measurement._window = self, begin_ns, end_ns
+        measurement._window, measurement._limited = (self, begin_ns, end_ns), None
         self._unread.append(weakref.ref(measurement))
         if self.wake is None:
             self._start()
@@ -255,6 +255,28 @@ class WindowLookup:
             return partial or self._measured(wanted, {}, 0)
         self._warned = False
         return wanted
+
+    def limited(self, begin_ns: int, end_ns: int) -> dict[int, dict[str, float]] | None:
+        """See `Measurement.limited`."""
+        try:
+            with bounded():
+                gpus = [*dict.fromkeys(self._gpus.values())]
+                found, _ = self._ask([(begin_ns, end_ns, 0)], gpus, limited=True)
+        except ZeusBaseError as error:
+            if self._strict:
+                raise
+            self.warn(error)
+            return None
+        counted = {
+            index: {
+                reason: ms[0] / 1000
+                for reason, ms in found[uuid].limited_ms.items()
+                if ms[0] is not None
+            }
+            for index, uuid in self._gpus.items()
+            if uuid in found
+        }
+        return {index: reasons for index, reasons in counted.items() if reasons} or None
 
     def warn(self, error: ZeusBaseError) -> None:
         """Warns that energies are unknown, once until they are known again."""
@@ -454,7 +476,7 @@ class WindowLookup:
         return Measurement(window.time, gpu, cpu, dram, None, uncertainty)
 
     def _ask(
-        self, windows: list[tuple[int, int, int]], sources: list[str]
+        self, windows: list[tuple[int, int, int]], sources: list[str], limited: bool = False
     ) -> tuple[dict[str, WindowEnergies], ZeusBaseError | None]:
         """Returns the energies of the sources that can be read, and the error of the others.
 
@@ -464,7 +486,8 @@ class WindowLookup:
         if not sources or self._client is None:
             return {}, None
         try:
-            return self._client.windows(sources, windows), None
+            more = {"limited": True} if limited else {}
+            return self._client.windows(sources, windows, **more), None
         except ZeusIpcError as error:
             failed = from_ipc(error)
             error.__traceback__ = None  # it would keep the connection while the error is kept
@@ -473,7 +496,7 @@ class WindowLookup:
             failed.__cause__ = error
             also = error.errors if isinstance(error, SeveralGpusFailed) else sources
             others = [name for name in sources if name not in also]
-            return self._ask(windows, others)[0], failed
+            return self._ask(windows, others, limited)[0], failed
 
     def _report(self, *, final: bool = False) -> None:
         """Reports windows, in order: those that are known, and others with `final` or if too many

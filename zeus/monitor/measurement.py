@@ -62,10 +62,12 @@ class Measurement:
         gpu_uncertainty: Uncertainty of each GPU's energy, joules (two standard deviations). An
             unknown energy is `nan`, and one warning says why; check `known`, and read it again
             later. With a `strict` monitor, access raises `ZeusBaseError` instead.
+        limited: See the property.
     """
 
     __slots__ = (
-        *("__weakref__", "_cpu", "_dram", "_gpu", "_pending", "_uncertainty", "_window", "time"),
+        *("__weakref__", "_cpu", "_dram", "_gpu", "_limited", "_pending", "_uncertainty"),
+        *("_window", "time"),
     )
 
     soc_energy: None = None
@@ -81,8 +83,10 @@ class Measurement:
         dram_energy: dict[int, float] | None = None,
         soc_energy: None = None,
         gpu_uncertainty: dict[int, float] | None = None,
+        limited: dict[int, dict[str, float]] | None = None,
     ) -> None:
         self.time = time
+        self._limited = limited
         self._pending: EndedWindow | None = None
         self._window: tuple[WindowLookup, int, int] | None = None
         self._fill(gpu_energy, cpu_energy, dram_energy, gpu_uncertainty)
@@ -170,6 +174,22 @@ class Measurement:
         return self._known()._uncertainty
 
     @property
+    def limited(self) -> dict[int, dict[str, float]] | None:
+        """Seconds in which the clocks of each GPU were limited, by GPU index and reason: power,
+        heat, board, sync or reliability (`zeus_ipc.limited.REASONS`), as far as its driver counts
+        it. None: no driver does, or it cannot be known. Looked up on first access.
+
+        Between two readings of the driver's counters, a second apart, it is interpolated.
+
+        Raises:
+            ZeusBaseError: It cannot be looked up, and the monitor is strict.
+        """
+        if self._limited is None and self._window is not None:
+            lookup, begin_ns, end_ns = self._window
+            self._limited = lookup.limited(begin_ns, end_ns)
+        return self._limited
+
+    @property
     def total_energy(self) -> float:
         """Joules of all GPUs together."""
         return sum(self.gpu_energy.values())
@@ -187,7 +207,7 @@ class Measurement:
     __hash__ = None  # type: ignore[assignment]  # it changes: no key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Measurement, (*self._values()[:4], None, self._uncertainty)
+        return Measurement, (*self._values()[:4], None, self._uncertainty, self._limited)
 
     def __repr__(self) -> str:
         return as_text(self, type(self).__name__)

@@ -47,6 +47,9 @@ class UsageSum(Message):
     that are kept as a whole."""
     last_ms: int = 0
     """The same for the end of the last charge."""
+    limited_ns: dict[str, int] = {}
+    """Of a job or pod: GPU time in which clocks were limited, by cause: a reason
+    (`limited.REASONS`), or `power:AUTHOR` (see `GpuState.limit_author`)."""
 
 
 class Usage(Message):

@@ -40,6 +40,9 @@ class SourceState(Message):
     """CLOCK_MONOTONIC time of its newest tick."""
     tick_ns: int
     """Update period of its sensors."""
+    limited_ns: dict[str, int] = {}
+    """How long a GPU's clocks were limited since the driver was loaded, by reason
+    (`limited.REASONS`); empty: the driver does not count it."""
 
 
 class UserLoad(Message):
@@ -75,7 +78,8 @@ class Metrics(Message):
     restore_failures: list[Count]
     """Failed attempts to restore a control: `control`."""
     outside_changes: list[Count]
-    """Values set outside zeusd: `control`, `result` (adopted, kept, overridden, noticed)."""
+    """Values set outside zeusd: `control`, `result` (adopted, kept, overridden, noticed;
+    enforced: the board or its BMC moved the limit in force; lost: locked clocks hold no more)."""
     refusals: list[Count]
     """Sets and acquires that were refused: `code`, see `errors.ErrorCode`."""
     lease_expiries: int

@@ -28,6 +28,13 @@ class GpuState(Message):
     temperature_c: int | None
     throttle_reasons: int | None
     """Bits of nvmlClocksEventReasons."""
+    limited_ms: dict[str, int] = {}
+    """How long the clocks were limited in the last `limited.RECENT_S`, ms, by reason: heat or
+    reliability or sync or board or power (`limited.REASONS`). Empty: the driver does not count it,
+    or zeusd began to read it later."""
+    limit_author: str | None = None
+    """Who set the power limit in force: `BMC` (or the board), `site`, a ceiling's name, or `lease`;
+    None: nobody is known."""
     utilization_percent: int | None = None
     """Share of the last sample period (0.17 to 1 s) in which a kernel ran."""
     memory_used_mib: int | None = None
@@ -125,6 +132,9 @@ class WindowEnergies(Message):
     """Microjoules of each window, in the order asked for; None: it began before the history."""
     uncertainty_uj: list[int]
     """Uncertainty of each (two standard deviations), without gain errors of the sensor."""
+    limited_ms: dict[str, list[int | None]] = {}
+    """If asked for: how long the clocks were limited in each window, ms, by reason
+    (`limited.REASONS`); None: not known. Empty: the driver does not count it."""
     begins_ns: int
     """Start of the history."""
     tick_ns: int

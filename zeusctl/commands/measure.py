@@ -16,7 +16,7 @@ from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.options import FILE, option
 from zeusctl.arguments import CommandVerb, command_argument, gpus_argument
 from zeusctl.columns import lines as table_of
-from zeusctl.entities import MEASURED, Measured
+from zeusctl.entities import MEASURED, Limited, Measured
 from zeusctl.exits import CommandError, check_writable, writing
 from zeusctl.reports import MeasureReport
 from zeusctl.running import run, without
@@ -135,13 +135,15 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
 
 def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
     """Returns one source's energy. An error in one must not hide the others."""
-    energy_j = uncertainty_j = trouble = None
+    energy_j = uncertainty_j = limited = trouble = None
     try:
-        found = session.client.windows(source, [(begin_ns, end_ns, False)])[source]
+        window = (begin_ns, end_ns, False)
+        found = session.client.windows(source, [window], limited=name.startswith("gpu:"))[source]
         if found.energy_uj[0] is None:
             trouble = "its history begins after the command did"
         else:
             energy_j, uncertainty_j = found.energy_uj[0] / 1e6, found.uncertainty_uj[0] / 1e6
+            limited = Limited.of(found) if found.limited_ms else None
     except ZeusIpcError as error:
         trouble = session.readable(error.message)
     return Measured(
@@ -150,6 +152,7 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
         energy_j=energy_j,
         uncertainty_j=uncertainty_j,
         average_power_w=None if energy_j is None else energy_j / max(1, end_ns - begin_ns) * 1e9,
+        limited=limited,
         trouble=trouble,
     )
 

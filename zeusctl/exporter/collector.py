@@ -181,6 +181,8 @@ def _sources(node: NodeInfo, metrics: Metrics) -> Samples:
         if name in gpus:
             index = gpus[name].index
             samples.add("zeusd_gpu_energy_joules_total", joules, index, name)
+            for reason, ns in one.limited_ns.items():
+                samples.add("zeusd_gpu_limited_seconds_total", ns / 1e9, index, name, reason)
             name = f"gpu:{index}"
         elif part == "module":
             samples.add("zeusd_module_energy_joules_total", joules, number)

@@ -46,6 +46,8 @@ zeusd_persisted{gpu,uuid,control} Controls that an administrator persisted.
 
 SOURCES = """
 zeusd_gpu_energy_joules_total{gpu,uuid} Energy that a GPU drew, as zeusd samples it.
+zeusd_gpu_limited_seconds_total{gpu,uuid,reason} Time in which a GPU's clocks were limited, by the
+ driver's counters.
 zeusd_cpu_energy_joules_total{package,part} Energy that a CPU package or its memory drew.
 zeusd_module_energy_joules_total{module} Energy that a superchip drew: its CPU, memory and GPUs,
  which are part of it.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.limited import author
 from zeus_ipc.replies import CpuInfo, GpuInfo, Problem
 from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
@@ -113,6 +114,21 @@ class NodeState:
                 "which has it for both; set that one's"
             )
         raise Refusal(Failure(ErrorCode.NOT_SUPPORTED, why))
+
+    def limit_author(self, uuid: str, limit_mw: int | None, enforced_mw: int | None) -> str | None:
+        """Who set a GPU's power limit in force, see `limited.author`. Any thread may ask."""
+        gpu = self.gpus.get(uuid)
+        machine = None if gpu is None else gpu.machines.get(Control.POWER_LIMIT)
+        if gpu is None or machine is None:
+            return None
+        site_mw, leased = machine.bounds.site_limit_mw, machine.values.newest
+        return author(
+            limit_mw,
+            enforced_mw,
+            leased[0] if leased and machine.lease is not None else None,
+            None if site_mw == gpu.info.power_limit_max_mw else site_mw,
+            {name: one.value[0] for name, one in dict(machine.ceilings).items()},
+        )
 
     def unreadable(self, uuid: str) -> dict[str, list[int]]:
         """Values of controls that no driver can read back, by name."""

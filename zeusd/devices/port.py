@@ -125,6 +125,13 @@ class Sensors(NamedTuple):
     """Power of the superchip: CPU, memory and all its GPUs. Each of them reports the same."""
     took_ns: int = 0
     """How long the call took: its values are of some time within."""
+    limited_ns: tuple[int | None, ...] = ()
+    """Time in which the clocks were limited since the driver was loaded, for each of
+    `zeus_ipc.limited.REASONS`; empty: the driver counts none, or was not asked for averages."""
+    requested_limit_mw: int | None = None
+    """Power limit that software requested; like the next one, read with the averages."""
+    current_limit_mw: int | None = None
+    """Power limit in force, also where a BMC has set it."""
 
 
 class PowerProfile(NamedTuple):

@@ -7,7 +7,7 @@ whatever happens between two settlements. Position and rows must be stored in on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -133,6 +133,7 @@ class Settlement:
         position: Start of the next settlement.
         processes: Rows by process, as far as known.
         divided: The part of the rows that is divided among `processes`.
+        limited: Time in which the clocks were limited, ns, by bucket, account and cause.
     """
 
     rows: dict[Key, Row]
@@ -140,6 +141,12 @@ class Settlement:
     position: Position
     processes: dict[ProcessKey, Row] = field(default_factory=dict)
     divided: dict[Key, Row] = field(default_factory=dict)
+    limited: dict[tuple[int, Account, str], int] = field(default_factory=dict)
+
+
+def never_limited(begin_ns: int, end_ns: int) -> Mapping[str, int]:
+    """The time limited of a device that does not count it."""
+    return {}
 
 
 @dataclass(slots=True)
@@ -188,6 +195,7 @@ class Accountant:
         offset_ns: int,
         observed: Iterable[Span] = (),
         idle_uw: int = 0,
+        limited: Callable[[int, int], Mapping[str, int]] = never_limited,
     ) -> Settlement:
         """Charges the energy since the position.
 
@@ -197,6 +205,7 @@ class Accountant:
             offset_ns: UTC minus CLOCK_MONOTONIC, for the names of the buckets.
             observed: Further facts about this time; UNKNOWN: the meter was not read.
             idle_uw: The GPU's power when nobody uses it; 0: not known.
+            limited: How long its clocks were limited between two times, ns, by cause.
         """
         begin_ns, begin_uj = self.position
         until_ns = max(begin_ns, until_ns)
@@ -219,6 +228,7 @@ class Accountant:
         processes: dict[ProcessKey, Row] = {}
         divided: dict[Key, Row] = {}
         metered: dict[int, int] = {}
+        slowed: dict[tuple[int, Account, str], int] = {}
         borders = [*_borders(begin_ns, until_ns, offset_ns)]
         parts = []
         for first_ns, last_ns, active in _pieces(begin_ns, until_ns, spans, borders):
@@ -233,10 +243,15 @@ class Accountant:
             bucket = (part.begin_ns + offset_ns) // BUCKET_NS
             present = _processes(part.spans)
             several = any(len(some) > 1 for some in present.values())
+            causes = limited(part.begin_ns, part.end_ns)
             uses = [_uses(part.spans, fact) if several else {} for fact in (Fact.USED, Fact.SLICES)]
             for charge in part.charges:
                 key = Key(bucket, charge.account, charge.method)
                 rows.setdefault(key, Row()).add(charge, part)
+                for cause, ns in causes.items():
+                    share_ns = ns * charge.ns // (part.end_ns - part.begin_ns)
+                    place = bucket, charge.account, cause
+                    slowed[place] = slowed.get(place, 0) + share_ns
                 found = present.get(charge.account)
                 if found is None or not self._has_room(bucket, found):
                     continue
@@ -251,7 +266,7 @@ class Accountant:
             metered[bucket] = metered.get(bucket, 0) + drawn_uj
         self.position = Position(until_ns, end_uj)
         self.spans = [span for span in self.spans if span.end_ns > until_ns]
-        return Settlement(rows, metered, self.position, processes, divided)
+        return Settlement(rows, metered, self.position, processes, divided, slowed)
 
     def _has_room(self, bucket: int, processes: Iterable[ChargedProcess]) -> bool:
         """Whether a bucket has room for these processes' rows."""

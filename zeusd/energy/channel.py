@@ -79,6 +79,7 @@ class Channel:
 
     Attributes:
         slow: Values that are read once a second.
+        limited: The time limited of its history, without what waits to be computed.
         sampled_ns: End of the driver's last sample of power; None: it has none that can be used.
     """
 
@@ -86,6 +87,7 @@ class Channel:
         self, now_ns: int, history: History, architecture: int, name: str, limit_mw: int
     ) -> None:
         self._history = history
+        self.limited = history.limited
         self._guard = threading.Lock()
         self._deferred: list[tuple[Sensors, Tick, int | None]] = []
         self.slow = Slow()

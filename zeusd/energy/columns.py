@@ -16,6 +16,10 @@ SPARE = 4
 
 TypeCode = Literal["q", "i", "I", "h", "H"]
 
+SECOND_NS = 1_000_000_000
+GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640), (1200 * SECOND_NS, 2_160))
+"""Period and number of rows of each tier of a history."""
+
 
 class Column(NamedTuple):
     """One column: its name and the format of its numbers, as in `struct`."""
@@ -27,6 +31,11 @@ class Column(NamedTuple):
 def size_of(columns: Sequence[Column], capacity: int) -> int:
     """Bytes that a ring buffer needs. Each column starts at a multiple of eight."""
     return 8 + sum(_padded(WIDTHS[column.code] * capacity) for column in columns)
+
+
+def tiers_size(columns: Sequence[Column]) -> int:
+    """Bytes that all tiers of a table need."""
+    return sum(size_of(columns, rows) for _, rows in GRAINS)
 
 
 def _padded(size: int) -> int:

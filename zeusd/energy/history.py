@@ -2,7 +2,8 @@
 
 Memory does not depend on the uptime: 20,000 ticks (7 minutes at 20 ms, half an hour at 100 ms), a
 row each second for three hours, one every half minute for three days, and one every 20 minutes for
-30 days, so that a window may be as long as a training; 1.4 MB in all.
+30 days, so that a window may be as long as a training; 2 MB in all, with the time limited
+(`energy.limited`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from zeusd.energy.columns import Column, Ring, size_of
+from zeusd.energy.columns import GRAINS, Column, Ring, size_of, tiers_size
+from zeusd.energy.limited import TimeLimited
 from zeusd.energy.meter import Edge
-
-SECOND_NS = 1_000_000_000
 
 TICKS = (
     Column("t_ns", "q"),
@@ -35,9 +35,6 @@ ROWS = (
     Column("limit_mw", "i"),
 )
 TICK_ROWS = 20_000
-GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640), (1200 * SECOND_NS, 2_160))
-"""Period and number of rows of each coarser tier."""
-
 RECENT = 40
 """Number of newest ticks that are kept as lists, while no later one is added."""
 
@@ -45,10 +42,17 @@ META = (Column("counted_uj", "q"), Column("raw", "q"), Column("window_ns", "q"))
 """State of the meter; only the last row is valid."""
 
 ABSENT = -1
-LAYOUT = hashlib.sha256(f"1{TICKS}{TICK_ROWS}{ROWS}{GRAINS}{META}".encode()).hexdigest()[:16]
+LAYOUT = hashlib.sha256(
+    f"1{TICKS}{TICK_ROWS}{ROWS}{GRAINS}{META}{TimeLimited.COLUMNS}".encode()
+).hexdigest()[:16]
 """Version of the format; changes with it."""
 
-SIZE = size_of(TICKS, TICK_ROWS) + sum(size_of(ROWS, rows) for _, rows in GRAINS) + size_of(META, 8)
+SIZE = (
+    size_of(TICKS, TICK_ROWS)
+    + tiers_size(ROWS)
+    + size_of(META, 8)
+    + tiers_size(TimeLimited.COLUMNS)
+)
 """Bytes of a history."""
 
 
@@ -85,6 +89,7 @@ class History:
 
     Attributes:
         ends_ns: The newest tick; 0: there is none.
+        limited: The time in which the clocks were limited.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -98,6 +103,7 @@ class History:
         self.ticks = Ring(TICKS, TICK_ROWS, take(size_of(TICKS, TICK_ROWS)))
         self.tiers = [Ring(ROWS, rows, take(size_of(ROWS, rows))) for _, rows in GRAINS]
         self._meta = Ring(META, 8, take(size_of(META, 8)))
+        self.limited = TimeLimited(take(tiers_size(TimeLimited.COLUMNS)))
         self._next_ns = [0] * len(GRAINS)
         self.t_ns, self.energy_uj, self.level_mw, self.power_mw = (
             self.ticks.column(position) for position in range(len(TICKS))

@@ -68,6 +68,11 @@ CREATE TABLE estimate (
     {AMOUNTS},
     PRIMARY KEY (account, method)
 ) WITHOUT ROWID;
+-- Time in which the clocks of an account's GPUs were limited, by cause: see zeus_ipc.limited.
+CREATE TABLE limited (
+    account INTEGER NOT NULL, bucket INTEGER NOT NULL, cause TEXT NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (account, bucket, cause)
+) WITHOUT ROWID;
 -- What the GPUs drew, as their counters have it: what the rows must add up to.
 CREATE TABLE meter (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, uj INTEGER NOT NULL,

@@ -272,6 +272,12 @@ class Store:
             self._add("total", parent, gpu, *values[1:])
             if BOUNDS[key.method] is not Bounds.EXACT:
                 self._add("estimate", parent, *values)
+        for (bucket, owner, cause), ns in settlement.limited.items():
+            self._db.execute(
+                "INSERT INTO limited VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET ns = ns + "
+                "excluded.ns",
+                (self._account(owner), bucket, cause, ns),
+            )
         counted_uj = 0
         for bucket, drawn_uj in settlement.metered.items():
             counted_uj += drawn_uj
@@ -327,7 +333,10 @@ class Store:
                 "DELETE FROM process WHERE id NOT IN (SELECT process FROM process_energy)"
             )
             self._processes.clear()
-            self._db.execute("DELETE FROM energy WHERE bucket < ?", (rows_day * BUCKETS_PER_DAY,))
+            for table in ("energy", "limited"):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE bucket < ?", (rows_day * BUCKETS_PER_DAY,)
+                )
             self._db.execute("DELETE FROM meter WHERE bucket < ?", (sums_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM day WHERE day < ?", (sums_day,))
             # Only its children refer to a parent until the first of them is charged, so delete

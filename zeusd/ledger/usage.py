@@ -53,6 +53,7 @@ class Sum:
         begin_s: When a job got its first GPU, UTC; 0: not known.
         end_s: When it released the last one; 0: it has not, or not known.
         first_ms, last_ms: When it was charged first and last; 0: not known.
+        limited_ns: Of a job or pod: time in which clocks were limited, by cause.
     """
 
     interval: int
@@ -71,6 +72,7 @@ class Sum:
     workload: str = ""
     first_ms: int = 0
     last_ms: int = 0
+    limited_ns: dict[str, int] = field(default_factory=dict)
 
 
 class Usage(NamedTuple):
@@ -197,6 +199,8 @@ class Reader:
             metered.append(self._metered(begin_s, end_s))
         if by in (By.JOB, By.POD):
             self._add_times(found)
+            if not by_method:
+                self._add_limited(found, edges)
         return Usage(found, metered, self._settled_ms())
 
     def begins_s(self) -> int | None:
@@ -377,6 +381,18 @@ class Reader:
                 ).fetchone()
                 if holds:
                     one.end_s = 0
+
+    def _add_limited(self, sums: Sequence[Sum], edges: Sequence[int]) -> None:
+        for one in sums:
+            if one.kind in (Kind.JOB.value, Kind.POD.value):
+                begin_s, end_s = edges[one.interval : one.interval + 2]
+                rows = self._db.execute(
+                    "SELECT cause, sum(ns) FROM account JOIN limited ON account = id WHERE kind = "
+                    "? AND name = ? AND run = ? AND uid = ? AND bucket >= ? AND bucket < ? "
+                    "GROUP BY cause",
+                    (one.kind, one.name, one.run, one.uid, begin_s // BUCKET_S, end_s // BUCKET_S),
+                )
+                one.limited_ns = dict(rows.fetchall())
 
 
 _SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")

@@ -297,7 +297,15 @@ class Accounts:
                 found = observed(history, begin_ns, until_ns, self._started_ns)
                 idle_uw = self._idle_uw(uuid, history)
                 energy_uj = source.curve.energy_uj
-                yield uuid, accountant.settle(until_ns, energy_uj, self._offset_ns, found, idle_uw)
+                settled = accountant.settle(
+                    until_ns,
+                    energy_uj,
+                    self._offset_ns,
+                    found,
+                    idle_uw,
+                    source.limited_ns,
+                )
+                yield uuid, settled
 
     def _until_ns(self, uuid: str, source: Source) -> int:
         """Time until which a GPU's energy can be charged: lists of processes arrive after its

@@ -52,6 +52,7 @@ from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
 from zeusd.runtime.gpu_locks import GpuLocks, lock_directory
 from zeusd.runtime.journal import Change, Journal, orphans
+from zeusd.runtime.outside import OutsideWatch
 from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
@@ -126,6 +127,7 @@ class Engine:
         self._users = users
         self.abandoned: list[tuple[str, Control]] = []
         self.sampling = sampling(self._nvml, reactor)
+        self.sampling.watch = OutsideWatch(core.node, reactor.post)
         self._accounting = None if accounting is None else accounting(self.sampling)
         self._driver = Driver(
             self._nvml,

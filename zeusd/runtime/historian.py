@@ -23,9 +23,9 @@ from zeus_ipc.requests import PAUSE, GetTimeline
 from zeusd.core.model import Failure, device_failure
 from zeusd.core.outbox import Deadlines
 from zeusd.devices.port import DeviceError
-from zeusd.energy.columns import Ring
+from zeusd.energy.columns import GRAINS, Ring
 from zeusd.energy.curve import STALL_NS
-from zeusd.energy.history import ABSENT, GRAINS, History
+from zeusd.energy.history import ABSENT, History
 from zeusd.runtime.reactor import Alarm, Reactor
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Source
@@ -65,9 +65,11 @@ STALE_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class WindowsQuery:
-    """Query for the energy of windows: start and end, ns, and what they are, see `GetWindows`."""
+    """Query for the energy of windows: start and end, ns, and what they are, and whether also for
+    the time limited, see `GetWindows`."""
 
     windows: tuple[tuple[int, int, int], ...]
+    limited: bool = False
 
     @property
     def until_ns(self) -> int:
@@ -184,7 +186,7 @@ class Historian:
         now_ns = self._clock_ns()
         for name in look_up.lacking:
             source = self._sampler.find(name)
-            if source is None or not (_has(source, look_up.until_ns) or _silent(source, now_ns)):
+            if source is None or not (_has(source, look_up) or _silent(source, now_ns)):
                 lacking.append(name)
                 read_ns = sys.maxsize if source is None else source.next_tick_ns
                 if read_ns > last_ns:
@@ -207,13 +209,13 @@ class Historian:
         others = self._waiting.setdefault(awaited, [])
         insort(others, look_up, key=_until_ns)
         if len(others) == 1:
-            self._await(awaited, look_up.until_ns)
+            self._await(awaited, look_up)
 
-    def _await(self, name: str, until_ns: int) -> None:
+    def _await(self, name: str, look_up: LookUp) -> None:
         """Requests the next tick of a source, which may have arrived before the request."""
         self._sampler.hurry(name)
         source = self._sampler.find(name)
-        if source is not None and _has(source, until_ns):
+        if source is not None and _has(source, look_up):
             self._reactor.call_soon(lambda: self._ticked(name))
 
     def _ticked(self, name: str) -> None:
@@ -223,7 +225,7 @@ class Historian:
             count = bisect_right(waiting, source.history.ends_ns, key=_until_ns)
         if waiting[count:]:
             self._waiting[name] = waiting[count:]
-            self._await(name, waiting[count].until_ns)
+            self._await(name, waiting[count])
         for look_up in waiting[:count]:
             self._begin(look_up)
 
@@ -313,11 +315,17 @@ def _windows(
 ) -> Generator[None, None, WindowEnergies]:
     energies: list[int | None] = []
     uncertainties: list[int] = []
+    limited: dict[str, list[int | None]] = {}
+    if query.limited:
+        limited = {reason: [] for reason, _ in history.limited.window(0, 0)}
     period_ns = source.period_ns
     begins_ns = (history.begins_ns or 0) - period_ns
     curve, aligns = source.curve, source.aligns
     for (begin_ns, end_ns, kind), joins in zip(query.windows, query.joins, strict=True):
         yield
+        known = dict(history.limited.window(begin_ns, end_ns)) if limited else {}
+        for reason, numbers in limited.items():
+            numbers.append(known.get(reason))
         if begin_ns < begins_ns or kind == PAUSE:
             energies.append(None)
             uncertainties.append(0)
@@ -328,6 +336,7 @@ def _windows(
     return WindowEnergies(
         energy_uj=energies,
         uncertainty_uj=uncertainties,
+        limited_ms=limited,
         begins_ns=begins_ns,
         tick_ns=period_ns,
     )
@@ -339,9 +348,15 @@ def _near(times: Sequence[int], t_ns: int) -> bool:
     return place < len(times) and times[place] <= t_ns + JOINED_NS
 
 
-def _has(source: Source, until_ns: int) -> bool:
-    history = source.history
-    return history.ends_ns >= until_ns and history.ticks.end >= MIN_TICKS
+def _has(source: Source, look_up: LookUp) -> bool:
+    history, until_ns = source.history, look_up.until_ns
+    if history.ends_ns < until_ns or history.ticks.end < MIN_TICKS:
+        return False
+    if not isinstance(look_up.query, WindowsQuery) or not look_up.query.limited:
+        return True
+    if isinstance(source, GpuSource):
+        source.limited_until_ns = max(source.limited_until_ns, until_ns)
+    return not 0 < history.limited.ends_ns < until_ns
 
 
 def _silent(source: Source, now_ns: int) -> bool:

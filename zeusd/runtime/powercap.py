@@ -14,6 +14,7 @@ from pathlib import Path
 
 from zeus_ipc.replies import CpuInfo
 from zeusd.devices.port import DeviceError
+from zeusd.energy.accountant import never_limited
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
@@ -82,6 +83,7 @@ class PolledSource:
     """A device that is read at a fixed period."""
 
     aligns = False
+    limited_ns = staticmethod(never_limited)
     slow = Slow()
 
     def __init__(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from zeusd.energy.accountant import Fact, Span
-from zeusd.energy.history import SECOND_NS, History
+from zeusd.energy.columns import SECOND_NS
+from zeusd.energy.history import History
 
 REASON_IDLE = 0x1
 """nvmlClocksEventReasonGpuIdle, see `throttle_reasons` in the device port."""

@@ -112,7 +112,8 @@ class Reads:
             self._answer(conn, request.id, TOO_MANY_WAIT)
         elif isinstance(request, GetWindows):
             parts = iter(request.windows)
-            windows = WindowsQuery(tuple(zip(parts, parts, parts, strict=True)))
+            whole = tuple(zip(parts, parts, parts, strict=True))
+            windows = WindowsQuery(whole, request.limited)
             self._look_up(conn, request, windows)
         elif isinstance(request, GetTimeline):
             self._look_up(conn, request, request)
@@ -204,7 +205,14 @@ class Reads:
         held = self._core.node.unreadable(uuid)
         known = {f"locked_{name}_mhz": value or None for name, value in held.items()}
         scope, controls = self._sampling.energy_scope(uuid), {**controls, **held}
-        return result.model_copy(update={**known, "energy_scope": scope, "controls": controls})
+        limits = result.power_limit_mw, result.enforced_power_limit_mw
+        own = {
+            "energy_scope": scope,
+            "controls": controls,
+            "limited_ms": self._sampling.limited_ms(uuid),
+            "limit_author": self._core.node.limit_author(uuid, *limits),
+        }
+        return result.model_copy(update={**known, **own})
 
     def _look_up(self, conn: int, request: PastRequest, query: WindowsQuery | GetTimeline) -> None:
         node, pending = (

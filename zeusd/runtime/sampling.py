@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from zeus_ipc.limited import RECENT_S
 from zeus_ipc.replies import CpuInfo, GpuInfo, SourceState
 from zeusd.devices.port import Backend, Handle
 from zeusd.energy.history import LAYOUT, SIZE, History
 from zeusd.energy.scope import Scope
 from zeusd.runtime.historian import Historian, LookUp
+from zeusd.runtime.outside import OutsideWatch
 from zeusd.runtime.power_sources import (
     PERIOD_NS,
     PowerMeter,
@@ -33,6 +35,7 @@ from zeusd.runtime.trouble import Trouble
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
+RECENT_NS = RECENT_S * 1_000_000_000
 HISTORY_PREFIX = "history-"
 _HEADER = 512
 
@@ -98,7 +101,11 @@ class Histories:
 
 
 class Sampling:
-    """Samples the GPUs and CPUs, and answers queries about the past."""
+    """Samples the GPUs and CPUs, and answers queries about the past.
+
+    Attributes:
+        watch: Is told what the sampler reads of GPUs once a second; set before any GPU is found.
+    """
 
     def __init__(
         self,
@@ -118,6 +125,7 @@ class Sampling:
         self._clock = clock
         self._clock_ns: Callable[[], int] = time.monotonic_ns if clock is None else clock
         self._offered: dict[str, Callable[[], None]] = {}
+        self.watch: OutsideWatch | None = None
         self._modules: dict[int, set[str]] = {}
         self._blind: set[str] = set()
         self._packages = [] if powercap is None else find_packages(powercap)
@@ -189,6 +197,7 @@ class Sampling:
                         power_mw=edge.power_mw,
                         t_ns=edge.t_ns,
                         tick_ns=source.period_ns,
+                        limited_ns=source.history.limited.counted_ns,
                     )
                 )
         return found
@@ -225,6 +234,14 @@ class Sampling:
         scope = source.scope if isinstance(source, GpuSource) else Scope.GPU
         return scope.value
 
+    def limited_ms(self, name: str) -> dict[str, int]:
+        """See `GpuState.limited_ms`."""
+        source, now_ns = self.sampler.find(name), self._clock_ns()
+        if source is None:
+            return {}
+        limited = source.history.limited.window(now_ns - RECENT_NS, now_ns)
+        return {reason: ms for reason, ms in limited if ms is not None}
+
     def stream(self, names: Iterable[str]) -> None:
         """Publish the samples of exactly these sources from now on."""
         self.sampler.streamed = frozenset(names)
@@ -260,7 +277,8 @@ class Sampling:
         history = self._histories.open(info.uuid, driver) if known is None else known.history
         shares = info.power_domain[:1] not in ([], [info.uuid])
         kind = SharedGpuSource if shares else GpuSource
-        self.sampler.add(info.uuid, kind(self._nvml, handle, info, history, self._clock_ns))
+        source = kind(self._nvml, handle, info, history, self._clock_ns, self.watch)
+        self.sampler.add(info.uuid, source)
 
     def _add_zone(self, name: str, zone: Zone) -> None:
         history = self._histories.open(name, "powercap")

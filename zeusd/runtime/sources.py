@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from zeus_ipc import replies
+from zeus_ipc.limited import cause
 from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
 from zeusd.energy.channel import FEW, Channel, tiles
@@ -13,6 +16,7 @@ from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import HOPPER, Edge
 from zeusd.energy.scope import Scope
+from zeusd.runtime.outside import OutsideWatch
 
 STREAMED_SLOW_NS = 200_000_000
 """Period at which clocks, temperature, throttle reasons and limit of a streamed GPU are read; for
@@ -29,6 +33,9 @@ GIVE_UP_AFTER = 3
 requested."""
 
 DEFAULT_LIMIT_MW = 1_000_000
+
+AUTHORS = 64
+"""Newest changes of who set the power limit that are kept."""
 
 SHARED_PERIOD_NS = 100_000_000
 """Period of the rows of a GPU without its own energy."""
@@ -63,6 +70,11 @@ def describe_sample(name: str, sample: Sample) -> replies.Sample:
         module_mw=slow.module_mw,
         seen_ns=slow.seen_ns,
     )
+
+
+def lowest(*limits_mw: int | None) -> int | None:
+    """The lowest limit that is known, mW; None: none is."""
+    return min((one for one in limits_mw if one is not None), default=None)
 
 
 class Source(Protocol):
@@ -107,12 +119,17 @@ class Source(Protocol):
     def slow(self) -> Slow:
         """What is read now and then."""
 
+    def limited_ns(self, begin_ns: int, end_ns: int) -> Mapping[str, int]:
+        """How long its clocks were limited between two times, ns, by cause."""
+
 
 class GpuSource:
     """One GPU.
 
     Attributes:
         module_reading: Time and power, mW, of the last reading of its superchip.
+        limited_until_ns: Time until which someone waits for the time limited; it is then read
+            before the next second.
         next_tick_ns, next_read_ns, latest_read_ns: See `Source`; CLOCK_MONOTONIC.
     """
 
@@ -125,6 +142,7 @@ class GpuSource:
         info: GpuInfo,
         history: History,
         clock_ns: Callable[[], int],
+        watch: OutsideWatch | None = None,
     ) -> None:
         self.failure: DeviceError | OSError | None = None
         self._nvml = nvml
@@ -137,6 +155,9 @@ class GpuSource:
             self._channel.sampled_ns = None  # it is not known what samples would cover
         self.module_reading: tuple[int, int] | None = None
         self._slow_at_ns = self._counter_at_ns = 0
+        self.limited_until_ns = 0
+        self._uuid, self._watch = info.uuid, watch
+        self._authors: deque[tuple[int, str | None]] = deque(maxlen=AUTHORS)
         self._served: set[str] = set()
         self._refused: dict[str, int] = {}
 
@@ -227,22 +248,48 @@ class GpuSource:
 
     def _due(self, t_ns: int, streamed: bool) -> bool:
         """Whether the values that are read once a second are due."""
-        row_ns = 0 if streamed else self._channel.next_row_ns
+        waits = 0 < self._channel.limited.ends_ns < self.limited_until_ns
+        row_ns = 0 if streamed or waits else self._channel.next_row_ns
         return t_ns >= max(self._slow_at_ns, row_ns)
 
     def _read_slow(self, sensors: Sensors) -> None:
         nvml = self._nvml
+        if sensors.limited_ns:
+            self._channel.limited.add(sensors.t_ns, sensors.limited_ns)
+        enforced_mw = self._optional(nvml.enforced_power_limit_mw, 31)
+        limit_mw = lowest(enforced_mw, sensors.current_limit_mw)
+        gpu_mhz, memory_mhz = map(self._optional, (nvml.gpu_clock_mhz, nvml.memory_clock_mhz))
+        if self._watch is not None:
+            requested_mw = sensors.requested_limit_mw or limit_mw
+            set_by = self._watch.limits(self._uuid, requested_mw, limit_mw)
+            if not self._authors or self._authors[-1][1] != set_by:
+                self._authors.append((sensors.t_ns, set_by))
+            self._watch.clocks(self._uuid, sensors.t_ns, gpu_mhz, memory_mhz)
         self._channel.slow = Slow(
             average_mw=sensors.power_average_mw,
             memory_mw=sensors.memory_power_average_mw,
             temperature_c=self._optional(nvml.temperature_c),
-            gpu_mhz=self._optional(nvml.gpu_clock_mhz),
-            memory_mhz=self._optional(nvml.memory_clock_mhz),
+            gpu_mhz=gpu_mhz,
+            memory_mhz=memory_mhz,
             reasons=self._optional(nvml.throttle_reasons, 64),
-            limit_mw=self._optional(nvml.enforced_power_limit_mw, 31),
+            limit_mw=limit_mw,
             module_mw=sensors.module_power_mw,
             seen_ns=self.curve.window_ns,
         )
+
+    def limited_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
+        """How long its clocks were limited between two times, ns, by cause."""
+        changes = [*self._authors]
+        since = [(begin_ns, None), *(one for one in changes if one[0] < end_ns)]
+        found: dict[str, int] = {}
+        for (first_ns, set_by), (last_ns, _) in pairwise([*since, (end_ns, None)]):
+            if last_ns <= begin_ns:
+                continue
+            for reason, ms in self._channel.limited.window(max(begin_ns, first_ns), last_ns):
+                if ms:
+                    name = cause(reason, set_by)
+                    found[name] = found.get(name, 0) + ms * 1_000_000
+        return found
 
     def _optional(self, call: Callable[[Handle], int], bits: int = 15) -> int | None:
         """A value; None: not offered, or impossible, of more bits than the history keeps."""

@@ -41,6 +41,7 @@ from zeusd.runtime.commands import command_of
 from zeusd.runtime.devices import attempt
 from zeusd.runtime.processes import job_of_process, owner_of
 from zeusd.runtime.reactor import Wake
+from zeusd.runtime.sources import lowest
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +67,15 @@ def read_state(nvml: Backend, gpu: Handle) -> GpuState:
     power_mw = None if sensors is None else sensors.power_instant_mw
     gpu_mhz = attempt(nvml.gpu_clock_mhz, gpu, failed=failed)
     temperature_c = attempt(nvml.temperature_c, gpu, failed=failed)
+    enforced_mw = attempt(nvml.enforced_power_limit_mw, gpu)
+    if sensors is not None:
+        enforced_mw = lowest(enforced_mw, sensors.current_limit_mw)
     silent = all(one is None for one in (limit, power_mw, gpu_mhz, temperature_c))
     return GpuState(
         t_ns=time.monotonic_ns(),
         controls=held,
         power_limit_mw=None if limit is None else limit[0],
-        enforced_power_limit_mw=attempt(nvml.enforced_power_limit_mw, gpu),
+        enforced_power_limit_mw=enforced_mw,
         gpu_clock_mhz=gpu_mhz,
         memory_clock_mhz=attempt(nvml.memory_clock_mhz, gpu),
         locked_gpu_clocks_mhz=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,13 +81,13 @@ def test_every_version_of_the_library_is_read_by_its_own_layout(
 ) -> None:
     amd, double, gpu = open_amd({"power_form": 3, "pid_count": 1, "activity": 63}, version=version)
     double.node.gpus[0].pids[0] = 4321
+    double.node.gpus[0].violations = 0b00010
     sensors = amd.sensors(gpu)
     assert (sensors.power_instant_mw, sensors.power_average_mw) == (140_000, 140_000)
     assert amd.power_limits(gpu) == PowerLimits(150_000, 750_000, 750_000)
     assert [(one.pid, one.memory_bytes) for one in amd.processes(gpu)] == [(4321, 1 << 30)]
     assert amd.utilization_percent(gpu) == 63
     assert amd.name(gpu) == "AMD Instinct MI300X"
-    double.node.gpus[0].violations = 0b00010
     if version == (24, 6):
         assert failure(amd.throttle_reasons, gpu).outcome is Outcome.UNSUPPORTED
     else:
@@ -230,7 +231,7 @@ def test_the_second_die_of_an_mi250_has_neither_cap_nor_energy(open_amd: Opener)
     second = amd.device_handle(1)
     assert amd.power_limits(first) == PowerLimits(100_000, 560_000, 560_000)
     assert amd.sensors(first).power_instant_mw == 140_000  # it has an average only
-    assert amd.sensors(second)[1:-1] == (None,) * 5
+    assert amd.sensors(second)[1:6] == (None,) * 5
     inspector = Inspector(amd, 1)
     for _ in range(4):
         inspector.look()
@@ -493,18 +494,43 @@ def test_violations_become_throttle_reasons(
     assert amd.throttle_reasons(gpu) == reasons
 
 
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_samples_in_violation_become_the_time_limited(
+    open_amd: Opener, version: tuple[int, int]
+) -> None:
+    amd, double, gpu = open_amd({"counts_violations": 1}, {}, version=version, clock_ns=10**12)
+    state = double.node.gpus[0]
+    began_ns = time.monotonic_ns()
+    first = amd.sensors(gpu).limited_ns
+    assert first == (0, 0, None, None, None)
+    double.node.clock_ns += 2_000_000_000  # the firmware's samples, one each millisecond
+    state.acc_power, state.acc_hbm, state.acc_vr, state.acc_prochot = 500, 1_000, 800, 100
+    amd.sensors(gpu)
+    passed_ns = time.monotonic_ns() - began_ns
+    power_ns, heat_ns, *others = amd.sensors(gpu).limited_ns
+    assert power_ns is not None
+    assert 0 < power_ns <= passed_ns // 4 + 1
+    assert heat_ns == pytest.approx(2 * power_ns, abs=2)  # not the sum: they coincide
+    assert others == [None] * 3
+    assert amd.sensors(gpu, averages=False).limited_ns == ()
+    state.acc_power = state.acc_hbm = state.acc_vr = state.acc_prochot = 0  # loaded again
+    double.node.clock_ns += 1_000_000
+    assert amd.sensors(gpu).limited_ns == (power_ns, heat_ns, None, None, None)
+    assert amd.sensors(amd.device_handle(1)).limited_ns == ()
+
+
 def test_readings_that_the_driver_fills_with_ones_are_absent(open_amd: Opener) -> None:
     amd, _, gpu = open_amd(
         {"power_form": 0, "energy_absent": 1, "activity": 0xFFFF, "no_violations": 1}
     )
-    assert amd.sensors(gpu)[1:-1] == (None,) * 5
+    assert amd.sensors(gpu)[1:6] == (None,) * 5
     for call in (amd.utilization_percent, amd.throttle_reasons):
         assert failure(call, gpu).outcome is Outcome.UNSUPPORTED
 
 
 def test_a_power_that_no_gpu_draws_is_none(open_amd: Opener) -> None:
     amd, _, gpu = open_amd({"power_w": 0xFFFE})
-    assert amd.sensors(gpu)[2:-1] == (None,) * 4
+    assert amd.sensors(gpu)[2:6] == (None,) * 4
 
 
 def test_energy_is_counted_in_the_firmwares_unit(open_amd: Opener) -> None:

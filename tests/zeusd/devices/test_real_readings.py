@@ -10,7 +10,9 @@ import pytest
 
 from tests.support import wait_for
 from tests.zeusd.devices.opening import Opener, code_of
+from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return
+from zeusd.runtime.workers import read_state
 
 
 def test_the_counter_moves_by_whole_ticks_and_as_much_as_was_drawn(open_nvml: Opener) -> None:
@@ -53,6 +55,49 @@ def test_less_is_counted_from_the_moment_of_a_lower_limit_on(open_nvml: Opener) 
     double.set_load(0, 60_000)
     assert nvml.throttle_reasons(gpu) == 0
     assert double.calls() == []
+
+
+@pytest.mark.parametrize(("driver", "slowdown"), [("595.58.03", True), ("570.86.10", False)])
+def test_the_driver_counts_the_time_limited(
+    open_nvml: Opener, monkeypatch: pytest.MonkeyPatch, driver: str, slowdown: bool
+) -> None:
+    monkeypatch.setattr(NvmlBackend, "driver_version", lambda self: driver)
+    nvml, double = open_nvml({"counts_limited": 1, "load_mw": 250_000, "has_average": 1})
+    gpu, state = nvml.device_handle(0), double.node.gpus[0]
+    assert nvml.sensors(gpu).limited_ns == (0, 0, 0, 0, 0)
+    double.set_outside(0, 150_000)
+    state.limited_heat_ns, state.limited_slowdown_ns, state.limited_brake_ns = 5, 7, 11
+    state.limited_board_ns, state.limited_sync_ns, state.limited_reliability_ns = 13, 17, 19
+    wait_for(lambda: (nvml.sensors(gpu).limited_ns[0] or 0) > 20_000_000, "the limit to take time")
+    before_ns = time.monotonic_ns()
+    power_ns, *others = nvml.sensors(gpu).limited_ns
+    # Earlier drivers have other fields where the new ones are: they are not asked.
+    assert others == ([12, 24, 17, 19] if slowdown else [5, 13, 17, 19])
+    double.set_load(0, 100_000)
+    limited_ns = nvml.sensors(gpu).limited_ns[0]
+    assert limited_ns is not None
+    assert power_ns is not None
+    assert 0 <= limited_ns - power_ns <= time.monotonic_ns() - before_ns
+    assert nvml.sensors(gpu).limited_ns[0] == limited_ns
+    assert nvml.sensors(gpu, averages=False).limited_ns == ()
+
+
+def test_a_limit_of_the_bmc_is_in_force_although_nobody_requested_it(open_nvml: Opener) -> None:
+    nvml, double = open_nvml({"counts_limited": 1})
+    double.node.gpus[0].bmc_limit_mw = 180_000
+    sensors = nvml.sensors(nvml.device_handle(0))
+    assert (sensors.requested_limit_mw, sensors.current_limit_mw) == (250_000, 180_000)
+    state = read_state(nvml, nvml.device_handle(0))
+    assert (state.power_limit_mw, state.enforced_power_limit_mw) == (250_000, 180_000)
+
+
+def test_a_driver_without_counters_is_soon_no_longer_asked_for_them(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml()
+    gpu = nvml.device_handle(0)
+    for _ in range(4):
+        assert nvml.sensors(gpu).limited_ns == ()
+    (plan,) = nvml._plans.values()
+    assert sorted(plan.fields) == [(83, 0), (186, 0)]
 
 
 def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(open_nvml: Opener) -> None:
@@ -116,7 +161,7 @@ def test_values_that_are_not_available_are_none(open_nvml: Opener, fields: bool)
     for mw in (0xFFFFFFFF, 0x7FFFFFFF, 65_535_000):
         double.node.gpus[0].power_stuck_mw = mw  # NVML_VALUE_NOT_AVAILABLE is the first
         assert nvml.sensors(gpu).energy_mj is not None
-        assert nvml.sensors(gpu)[2:-1] == (None,) * 4
+        assert nvml.sensors(gpu)[2:6] == (None,) * 4
     double.node.gpus[0].power_stuck_mw = 0
     assert nvml.sensors(gpu).power_instant_mw == pytest.approx(220_000, abs=10)
     double.node.gpus[0].counter_stuck_mj = -1

@@ -14,8 +14,9 @@ from tests import seeds
 from tests.zeusd.ledger.world import START_S, Gpu, World
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
+from zeusctl.entities import limited_texts
 from zeusd.core.model import Failure
-from zeusd.energy.history import SECOND_NS
+from zeusd.energy.columns import SECOND_NS
 from zeusd.runtime.accounts import Accounts
 
 HOUR_S = 3600
@@ -95,6 +96,34 @@ def test_shards_share_by_weight_and_a_whole_allocation_ends_them(world: World) -
     world.tick(100, 10)
     assert usage(accounts) == {"7": 75, "8": 25, "9": 100}
     assert deallocate(accounts, world, "7") == []
+
+
+def test_the_time_that_a_job_was_limited_is_in_the_ledger_by_cause(world: World) -> None:
+    accounts, gpu = world.accounts(), world.gpus["GPU-0"]
+    gpu.limited = {"power:rack1": 0.37, "heat": 0.02}
+    world.tick(300, 10)  # nobody's
+    allocate(accounts, world, "7")
+    world.tick(300, 100)
+    accounts.settle()
+    gpu.limited = {"power:lease": 0.5}
+    allocate(accounts, world, "8", uid=1001, weight=1)  # half a GPU each
+    allocate(accounts, world, "9", uid=1001, weight=1)
+    world.tick(300, 100)
+    deallocate(accounts, world, "8")
+    accounts.settle()
+
+    def seen(reader: int | None = None, **fields: Any) -> dict[str, list[str]]:
+        answer = accounts.usage(GetUsage(id=1, edges=ALL, by="job", **fields), reader)
+        return {one.name: limited_texts(one) for one in answer.sums if one.limited_ns}
+
+    whole, part = ["37 % at the ceiling rack1", "2 % limited by heat"], ["50 % at a lease's limit"]
+    assert seen() == {"7": whole, "8": part, "9": part}
+    assert seen(name="8") == {"8": part}
+    assert seen(reader=1000) == {"7": whole}
+    expire(accounts, 401)
+    assert seen() == {}
+    (rows,) = accounts._store._db.execute("SELECT count(*) FROM limited").fetchone()
+    assert rows == 0
 
 
 def test_a_requeued_job_is_two_runs_and_asking_twice_is_one_holding(world: World) -> None:

@@ -11,7 +11,7 @@ from tests.zeusd.ledger.world import World
 from zeus_ipc.charging import Bounds, bounds_of
 from zeus_ipc.replies import Usage, UsageSum
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
-from zeusd.energy.history import SECOND_NS
+from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.activity import Activity, Listed, PidUse
 

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import GetUsage
+from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.curve import EnergyCurve
-from zeusd.energy.history import SECOND_NS, SIZE, History, Slow
+from zeusd.energy.history import SIZE, History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.ledger.schema import open_ledger, open_to_read
 from zeusd.ledger.store import Store
@@ -40,6 +41,7 @@ class Gpu:
     period_ns = TICK_NS
 
     def __init__(self, start_ns: int = START_NS) -> None:
+        self.limited: dict[str, float] = {}  # shares of any time, by cause
         self._memory = mmap.mmap(-1, SIZE)
         self.open()
         self._add(start_ns, 0, 0, idle=True)
@@ -47,6 +49,9 @@ class Gpu:
     @property
     def curve(self) -> EnergyCurve:
         return EnergyCurve(self.history, None, 1_000_000)
+
+    def limited_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
+        return {cause: round(share * (end_ns - begin_ns)) for cause, share in self.limited.items()}
 
     @property
     def now_ns(self) -> int:

@@ -52,6 +52,9 @@ class Scene:
     def period_ns(self, name: str) -> int:
         return PERIOD_NS
 
+    def limited_ms(self, name: str) -> dict[str, int]:
+        return {"power": 400}
+
     def energy_scope(self, name: str) -> str:
         return "gpu"
 

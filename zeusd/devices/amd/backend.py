@@ -47,6 +47,9 @@ _POWER, _HW_SLOWDOWN, _HW_THERMAL = 0x4, 0x8, 0x40
 _REASONS = (_HW_SLOWDOWN, _POWER, _HW_THERMAL, _HW_THERMAL, _HW_THERMAL)
 """Throttle reasons, as the port numbers them, of the library's violations in their order."""
 
+_FRESH_NS = 200_000_000
+"""Age up to which a status of violations is not read again."""
+
 _CLOCK_STEP_MHZ = 25
 """Step between listed graphics clocks, whose range is continuous."""
 
@@ -340,11 +343,12 @@ class AmdBackend(TabledControls):
 
     @override
     def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
-        """Two calls, each of which makes the driver query the GPU. GPUs before MI300 have filtered
-        power only, which stands in for the instant power too.
+        """Two calls, each of which makes the driver query the GPU, and with averages a third. GPUs
+        before MI300 have filtered power only, which stands in for the instant power too.
         """
         socket = self._socket(gpu)
         library = self._lib("get_energy_count")
+        limited_ns = self._limited_ns(socket) if averages else ()
         count, unit, stamp = ctypes.c_uint64(), ctypes.c_float(), ctypes.c_uint64()
         out = (ctypes.byref(count), ctypes.byref(unit), ctypes.byref(stamp))
         before_ns = time.monotonic_ns()
@@ -367,7 +371,28 @@ class AmdBackend(TabledControls):
             None if average_w is None else average_w * 1000,
             None,
             took_ns=took_ns,
+            limited_ns=limited_ns,
         )
+
+    def _limited_ns(self, socket: Socket) -> tuple[int | None, ...]:
+        """The time limited by each reason."""
+        try:
+            found = self._violations(socket)
+        except DeviceError:
+            return ()
+        with socket.sensor_guard:
+            return socket.limited.ns(time.monotonic_ns(), found.numbers("<6Q", layouts.VIOLATIONS))
+
+    def _violations(self, socket: Socket) -> Buffer:
+        """The status of violations, for which some versions take 0.1 s."""
+        buffer = Buffer()
+        code = self._lib("get_violation_status").status(
+            "get_violation_status", socket.first, buffer.data
+        )
+        if code != Status.SUCCESS:
+            raise self._error(socket, code, "get_violation_status")
+        socket.violations = time.monotonic_ns(), buffer
+        return buffer
 
     def _power_w(self, library: Library, socket: Socket) -> tuple[int | None, int | None]:
         """Instant and average power, W."""
@@ -402,7 +427,10 @@ class AmdBackend(TabledControls):
     @override
     def throttle_reasons(self, gpu: Handle) -> int:
         """The library's violations as the port's bits."""
-        found = self._read(gpu, "get_violation_status")
+        socket = self._socket(gpu)
+        read_ns, found = socket.violations or (0, Buffer())
+        if time.monotonic_ns() - read_ns > _FRESH_NS:
+            found = self._violations(socket)
         active = found.numbers("<5B", self._lib("get_violation_status").layouts.violations)
         if all(one not in (0, 1) for one in active):
             raise amd_error(Status.NOT_SUPPORTED, "amdsmi_get_violation_status")

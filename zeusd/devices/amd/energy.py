@@ -1,6 +1,8 @@
-"""AMD's energy counter: its unit, its wrap, and whether it is trusted. Pure."""
+"""AMD's counters: the energy's unit and wrap, and whether it is trusted; the time limited."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 ABSENT = 0xFFFFFFFFFFFFFFFF
 """The library's value if the driver's metrics have no energy."""
@@ -102,3 +104,34 @@ class EnergyCounter:
         self._against = self._against + 1 if agrees is not self.believed else 0
         if self._against >= _WINDOWS:
             self.believed, self.changed, self._against = agrees, True, 0
+
+
+class LimitedTime:
+    """Follows one socket's counters of violations, which are numbers of samples."""
+
+    def __init__(self) -> None:
+        self._power_ns = self._heat_ns = 0
+        self._last: tuple[int, Sequence[int]] | None = None
+
+    def ns(self, t_ns: int, counts: Sequence[int]) -> tuple[int | None, ...]:
+        """The time limited for each of `REASONS`, since the first reading; empty: not counted.
+
+        Args:
+            t_ns: When it was read.
+            counts: All samples, and those in violation, see `layouts.VIOLATIONS`.
+        """
+        if ABSENT in (counts[0], counts[2]):
+            return ()
+        last_ns, last = self._last or (t_ns, counts)
+        samples, hot, power, *hotter = (
+            0 if ABSENT in (now, before) else now - before
+            for now, before in zip(counts, last, strict=True)
+        )
+        if samples > 0 and min(hot, power, *hotter) >= 0:  # else the driver was loaded again
+            passed_ns = t_ns - last_ns
+            self._power_ns += passed_ns * min(power, samples) // samples
+            # Several may have been too hot at once.
+            self._heat_ns += passed_ns * min(max(hot, *hotter), samples) // samples
+        if samples or self._last is None:
+            self._last = t_ns, counts
+        return self._power_ns, self._heat_ns, None, None, None

@@ -40,6 +40,10 @@ PRESETS, PRESET = 0, 8
 KFD_NODE = 8
 """amdsmi_kfd_info_t: u32, number of the partition's node in /sys/class/kfd/kfd/topology."""
 
+VIOLATIONS = 16
+"""amdsmi_violation_status_t: u64 each, how many samples the firmware has taken, and how many of
+them were in violation, in the order of `Layouts.violations`. The same in all versions."""
+
 ACTIVITY = 0
 """amdsmi_engine_usage_t: u32, percent."""
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from zeusd.devices.amd import sysfs
 from zeusd.devices.amd.codes import GONE
-from zeusd.devices.amd.energy import EnergyCounter
-from zeusd.devices.amd.library import Library
+from zeusd.devices.amd.energy import EnergyCounter, LimitedTime
+from zeusd.devices.amd.library import Buffer, Library
 from zeusd.devices.port import DeviceError, Outcome
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ class Socket:
         card: Its folder in sysfs.
         guard: Lock held while several calls make one change.
         counter: Its energy counter.
+        limited: Its time limited.
+        violations: When their status was last read, and the status.
         celsius: The library's units per degree Celsius; None: not known yet.
         nodes: Numbers of its partitions in the kernel's topology; empty: not known yet.
     """
@@ -36,7 +38,9 @@ class Socket:
     uuid: str
     guard: threading.Lock = field(default_factory=threading.Lock)
     counter: EnergyCounter = field(default_factory=EnergyCounter)
+    limited: LimitedTime = field(default_factory=LimitedTime)
     sensor_guard: threading.Lock = field(default_factory=threading.Lock)
+    violations: tuple[int, Buffer] | None = None
     celsius: int | None = None
     nodes: list[int] = field(default_factory=list)
 

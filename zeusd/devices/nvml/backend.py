@@ -84,6 +84,16 @@ _GPU_AVERAGE: _Field = (_AVERAGE, _GPU)
 _MEMORY_AVERAGE: _Field = (_AVERAGE, _MEMORY)
 _MODULE_INSTANT: _Field = (_INSTANT, _MODULE)
 _MODULE_AVERAGE: _Field = (_AVERAGE, _MODULE)
+_REQUESTED_LIMIT: _Field = (192, _GPU)
+_CURRENT_LIMIT: _Field = (190, _GPU)
+
+_LIMITED = ((74,), (75, 252, 270), (77, 253, 271), (76,), (79,))
+"""Field ids of the times in which the clocks were limited, ns, for each of `REASONS`: perf policy
+power, thermal, board limit, sync boost and reliability, with the hardware's thermal slowdown and
+power brake, which have a counter of their own."""
+
+_RENUMBERED = (580, 82)
+"""First driver that has these two at 270 and 271."""
 
 _WANTED: tuple[_Field, ...] = (
     _GPU_ENERGY,
@@ -92,13 +102,20 @@ _WANTED: tuple[_Field, ...] = (
     _MEMORY_AVERAGE,
     _MODULE_INSTANT,
     _MODULE_AVERAGE,
+    _REQUESTED_LIMIT,
+    _CURRENT_LIMIT,
+    *((number, _GPU) for numbers in _LIMITED for number in numbers),
 )
-_OF_GPU = _WANTED[:4]
+_SLOW = {_GPU_AVERAGE, _MEMORY_AVERAGE, *_WANTED[6:]}
+"""Those that are read about once a second."""
 
 _PLACES = {
-    field: (place, _TOO_MUCH_MW if place else _TOO_MUCH_MJ) for place, field in enumerate(_WANTED)
+    field: (place, _TOO_MUCH_MW if 0 < place < 8 else _TOO_MUCH_MJ)
+    for place, field in enumerate(_WANTED)
 }
 """Of each field: its place among them, and a value that is too much for it."""
+
+_LIMITED_PLACES = [[_PLACES[number, _GPU][0] for number in numbers] for numbers in _LIMITED]
 
 
 class _FieldPlan:
@@ -111,6 +128,7 @@ class _FieldPlan:
         types: The types of their values, as the driver last returned them.
         layout: Reads type, code and value of each.
         guard: Lock held while the structures are in use.
+        slow: Whether it has what is read about once a second.
         profiles: The GPU's workload power profiles, once they are known.
         available: Fields that were ever available.
     """
@@ -118,6 +136,7 @@ class _FieldPlan:
     def __init__(self, fields: Sequence[_Field]) -> None:
         self.fields = [*fields]
         self._wanted = tuple(fields)
+        self.slow = not _SLOW.isdisjoint(fields)
         self._parts: dict[tuple[bool, bool], _FieldPlan] = {}
         self.batch = True
         self.values: Any = ()
@@ -132,7 +151,8 @@ class _FieldPlan:
     @property
     def serves_power(self) -> bool:
         """Whether a power field, other than the memory's, was ever available."""
-        return any(field != _ENERGY and scope != _MEMORY for field, scope in self.available)
+        powers = (_INSTANT, _AVERAGE)
+        return any(field in powers and scope != _MEMORY for field, scope in self.available)
 
     def part(self, counter: bool, averages: bool) -> _FieldPlan:
         """The plan of readings without the counter, or without averages over time."""
@@ -141,7 +161,7 @@ class _FieldPlan:
             return found
         if counter and _GPU_INSTANT not in self.available:
             return self  # there may be no other power
-        left_out = () if averages else (_GPU_AVERAGE, _MEMORY_AVERAGE)
+        left_out = () if averages else _SLOW
         fields = self.fields if counter else self._wanted[1:]
         found = _FieldPlan([field for field in fields if field not in left_out])
         self._parts[counter, averages] = found
@@ -460,7 +480,7 @@ class NvmlBackend(TabledControls):
                 raise
             plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
-        energy_mj, instant_mw, average_mw, memory_mw, module_mw, module_average_mw = found
+        energy_mj, instant_mw, average_mw, memory_mw, module_mw, module_average_mw = found[:6]
         if instant_mw is None and not plan.serves_power:
             # Drivers before R530 have a field for the energy, but only a call for the power.
             instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
@@ -472,6 +492,8 @@ class NvmlBackend(TabledControls):
             memory_mw,
             module_average_mw if module_mw is None else module_mw,
             took_ns,
+            _limited(found) if plan.slow else (),
+            *found[6:8],
         )
 
     @override
@@ -606,7 +628,12 @@ class NvmlBackend(TabledControls):
         key = ctypes.cast(gpu, ctypes.c_void_p).value
         plan = self._plans.get(key)
         if plan is None:
-            fields = _WANTED if _SUPERCHIP.search(self.name(gpu)) else _OF_GPU
+            found = re.match(r"(\d+)\.(\d+)", self.driver_version())
+            renumbered = found is None or tuple(map(int, found.groups())) >= _RENUMBERED
+            unused: set[object] = {252, 253} if renumbered else {270, 271}
+            if not _SUPERCHIP.search(self.name(gpu)):
+                unused |= {_MODULE_INSTANT, _MODULE_AVERAGE}
+            fields = [one for one in _WANTED if not unused & {one, one[0]}]
             plan = self._plans.setdefault(key, _FieldPlan(fields))
         # Keeps the handle too, so that no other object can have its id.
         self._plan_of[id(gpu)] = gpu, plan
@@ -695,6 +722,16 @@ class NvmlBackend(TabledControls):
             if error.code in _ABSENT:
                 return None
             raise
+
+
+def _limited(found: Sequence[int | None]) -> tuple[int | None, ...]:
+    """The time limited by each reason, from all that was read; empty: there is none."""
+    counted = [[found[place] for place in places] for places in _LIMITED_PLACES]
+    sums = tuple(
+        sum(ns or 0 for ns in parts) if any(ns is not None for ns in parts) else None
+        for parts in counted
+    )
+    return sums if any(ns is not None for ns in sums) else ()
 
 
 def _layout(types: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct]:

@@ -155,8 +155,18 @@ class DeviceServer:
             if "profiles" in message:
                 profiles = tuple(sorted(int(one) for one in message["profiles"]))
                 self._node.set_profiles_outside(int(message["gpu"]), profiles)
+            elif "clocks" in message:
+                self._node.reset_clocks_outside(int(message["gpu"]))
             else:
                 self._node.set_outside(int(message["gpu"]), int(message["power_limit_mw"]))
+            return {}
+        elif op == "board":
+            limit_mw = message["power_limit_mw"]
+            limit_mw = None if limit_mw is None else int(limit_mw)
+            self._node.set_board_limit(int(message["gpu"]), limit_mw)
+            return {}
+        elif op == "limited":
+            self._node.limit_clocks(int(message["gpu"]), [str(one) for one in message["reasons"]])
             return {}
         elif op == "truth":
             return {"energy_j": self._node.true_energy_j(int(message["gpu"]))}

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from zeus_ipc.limited import REASONS
 from zeusd.devices.simulated.models import HOPPER, DeviceModel, Profile
 from zeusd.devices.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
 from zeusd.devices.simulated.sensors import PowerSensor
@@ -127,6 +128,8 @@ class SimulatedGpu:
             OperatingPoint(0.0, watts, clock_mhz, capped=False) for watts in self.model.idle_w
         ]
         self.point = self._idle_point()
+        self.also_limited: frozenset[str] = frozenset()
+        self._limited = dict.fromkeys(REASONS, 0.0), frozenset[str](), now_s
         gain = 1.0 + self.spec.gain_sigma * random.Random(f"gain:{spec.seed}:{spec.index}").gauss(
             0, 1
         )
@@ -297,6 +300,7 @@ class SimulatedGpu:
             start_w: Power to start from; None: the present power.
         """
         point, last = self.steady_point(), self._power[-1][2]
+        self._count_limited(t_s, point)
         rests = last.start == last.end == point.power_w
         if point == self.point and rests and power_w is None and start_w is None:
             return  # no change
@@ -317,6 +321,20 @@ class SimulatedGpu:
     def temperature_c(self, t_s: float) -> float:
         """Temperature of the chip."""
         return self._temperature.value(t_s)
+
+    def limited_ns(self, t_s: float) -> tuple[int, ...]:
+        """Time in which the clocks were limited since the driver was loaded, by reason."""
+        counted_s, limiting, since_s = self._limited
+        return tuple(
+            round(1e9 * (counted_s[one] + (one in limiting) * (t_s - since_s))) for one in REASONS
+        )
+
+    def _count_limited(self, t_s: float, point: OperatingPoint) -> None:
+        """Counts the time limited, and what limits the clocks from now on."""
+        counted_s = dict(zip(REASONS, (ns / 1e9 for ns in self.limited_ns(t_s)), strict=True))
+        power = {"power"} if point.capped else set()
+        limiting = power | self.also_limited if self.busy else frozenset()
+        self._limited = counted_s, frozenset(limiting), t_s
 
     def reasons(self) -> int:
         """nvmlClocksEventReasons."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from zeus_ipc.controls import ControlValue
+from zeus_ipc.limited import REASONS
 from zeusd.devices.control_calls import TabledControls
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import Backend
@@ -195,11 +196,32 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             state.profiles = frozenset(profiles)
             self._changed(state, LIMIT_TAU_S)
 
+    def reset_clocks_outside(self, gpu: int) -> None:
+        """Unlocks both clocks from outside zeusd, which no driver call shows."""
+        with self.lock:
+            state = self._existing(gpu)
+            state.gpu_lock_mhz = state.memory_lock_mhz = None
+            self._changed(state, LIMIT_TAU_S)
+
     def set_board_limit(self, gpu: int, power_limit_mw: int | None) -> None:
         """Caps the GPU out of band, as the board's controller would; None: ends the cap."""
         with self.lock:
             state = self._existing(gpu)
             state.board_limit_mw = power_limit_mw
+            self._changed(state, LIMIT_TAU_S)
+
+    def limit_clocks(self, gpu: int, reasons: Sequence[str]) -> None:
+        """Limits the clocks of a GPU that works for these reasons too, of `limited.REASONS`; the
+        simulated work is as fast as before.
+
+        Raises:
+            ValueError: No such GPU or reason.
+        """
+        if unknown := set(reasons) - set(REASONS):
+            raise ValueError(f"{min(unknown)!r} is not one of {', '.join(REASONS)}")
+        with self.lock:
+            state = self._existing(gpu)
+            state.also_limited = frozenset(reasons)
             self._changed(state, LIMIT_TAU_S)
 
     def shrink_maximum(self, gpu: int, power_limit_mw: int) -> None:

@@ -125,6 +125,9 @@ class SimulatedReadings(SimulatedDriver):
                 power_instant_mw=state.sensor.instant_mw(now_s),
                 power_average_mw=state.sensor.average_mw(now_s) if model.sensor.average else None,
                 memory_power_average_mw=None,
+                limited_ns=_limited_ns(state, now_s) if averages else (),
+                requested_limit_mw=state.limit_mw,
+                current_limit_mw=state.enforced_limit_mw,
             )
             if model.superchip is None:
                 return found
@@ -177,6 +180,13 @@ class SimulatedReadings(SimulatedDriver):
     @override
     def memory_used_mib(self, gpu: Handle) -> int:
         return self._enter(gpu, "memory_used_mib").memory_used_mib
+
+
+def _limited_ns(gpu: SimulatedGpu, now_s: float) -> tuple[int | None, ...]:
+    counted = gpu.limited_ns(now_s)
+    if "limited" in gpu.spec.lacks:
+        return ()
+    return (*counted[:2], None, None, None) if gpu.model.architecture == AMD else counted
 
 
 SPREAD_MW = 4_000

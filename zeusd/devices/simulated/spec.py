@@ -18,9 +18,9 @@ MIG_ARCHITECTURES = (7, 9, 10)
 GPM_ARCHITECTURE = 9
 """First architecture whose driver measures the use of an instance."""
 
-LACKS = frozenset({"counter", "power", "limit"})
+LACKS = frozenset({"counter", "power", "limit", "limited"})
 """An energy counter; any sensor of energy or power, as a display card; a limit to set, as a
-laptop."""
+laptop; counters of the time limited."""
 
 _NAMESPACE = uuid.UUID("5a455553-4400-4000-8000-73696d756c61")
 
@@ -160,8 +160,8 @@ def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
         except ValueError:
             raise ValueError(
                 f"cannot simulate {group.strip()!r}: the option {option!r} is not one of seed=N, "
-                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, lacks=power, counter "
-                "or limit, partitions=1 to 8 on AMD's MI300, and mig=1g+2g (at most 7 slices) on "
-                "NVIDIA's A100 and later"
+                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, lacks=power, counter, "
+                "limit or limited, partitions=1 to 8 on AMD's MI300, and mig=1g+2g (at most 7 "
+                "slices) on NVIDIA's A100 and later"
             ) from None
     return spec
