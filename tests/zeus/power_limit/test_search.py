@@ -191,6 +191,19 @@ def test_the_exhaustive_search_measures_every_limit_from_the_highest_down() -> N
     assert [one.steps for one in searching.estimates(450)] == [40] * 9
 
 
+def test_what_was_measured_briefly_is_known_less() -> None:
+    """Its errors are of the steps' spread and the sensor, in time and energy alike."""
+    job = Job(1, noise=0.02)
+    searching = Exhaustive(LIMITS, 10, 40)
+    for _ in range(8):
+        searching.add(job.run(300_000, 5))
+    searching.add(job.run(200_000, 4))
+    long, brief = searching.estimates(0)
+    assert 0.001 < long.time_error < 0.01 < brief.time_error < 0.03
+    for one in (long, brief):
+        assert one.energy_error >= one.time_error
+
+
 def test_after_an_interruption_only_the_missing_steps_are_measured() -> None:
     searching = Exhaustive(LIMITS, 10, 40)
     searching.ran(300_000, 15)

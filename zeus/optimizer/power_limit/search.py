@@ -5,13 +5,14 @@ what to run next. It has no monitor, no clock and no other process.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample, step_noise
 from zeus.optimizer.power_limit.settings import Setting
 from zeus_ipc.overriding import override
 
@@ -138,13 +139,16 @@ def piece(profile_steps: int) -> int:
 
 def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[LimitEstimate]:
     found = []
+    noise = step_noise(samples)
     for limit in limits_mw:
         own = [one for one in samples if one.power_limit_mw == limit]
         if not own:
             continue
         steps = sum(one.steps for one in own)
         energy_j = sum(one.energy_j for one in own)
-        error = sum(one.energy_error_j for one in own) / 2 / energy_j
+        sensor = sum(one.energy_error_j for one in own) / 2 / energy_j
         time_s = sum(one.time_s for one in own) / steps
-        found.append(LimitEstimate(limit, time_s, energy_j / steps, 0.0, error, steps))
+        error = noise / math.sqrt(steps)
+        errors = error, math.hypot(error, sensor)
+        found.append(LimitEstimate(limit, time_s, energy_j / steps, *errors, steps))
     return found
