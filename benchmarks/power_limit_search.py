@@ -258,6 +258,7 @@ def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0, help="(tuned: after the 1,000th)")
     parser.add_argument("--workloads", default="*", help="pattern of names, such as 'profiles/*'")
     parser.add_argument("--selector", choices=["cost", "energy", "slowdown"], default="cost")
     parser.add_argument("--disturbance", choices=["every", *DISTURBANCES], default="every")
@@ -272,7 +273,7 @@ def main() -> int:
         for place, name in enumerate(sorted(fnmatch.filter(catalog(), options.workloads)))
         if options.part == "all" or (options.part == "tuned") == (place % 10 == 0)
     ]
-    first = 1000 if options.part == "tuned" else 0
+    first = options.first_seed + (1000 if options.part == "tuned" else 0)
     print(f"{len(names)} workloads x {options.seeds} seeds, {options.selector}")
     table = Table()
     for column in (

@@ -39,8 +39,7 @@ def measurements(estimates: Sequence[LimitEstimate], steps: int) -> list[PowerLi
             power_limit=watts(one.power_limit_mw),
             energy=one.energy_j * steps,
             time=one.time_s * steps,
-            power_profile=one.power_profile,
-            graphics_clock=one.graphics_clock,
+            **one.named,
         )
         for one in estimates
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import best, choose, measurements
@@ -19,7 +20,7 @@ from zeus.optimizer.power_limit.profile import (
 )
 from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName, expected_steps, piece
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
-from zeus.optimizer.power_limit.settings import Beside, Setting, watts
+from zeus.optimizer.power_limit.settings import KINDS, Beside, watts
 from zeus.optimizer.power_limit.variants import Reference, SettingsSearch
 from zeus.utils import framework
 from zeus.utils.warn import warn
@@ -94,7 +95,8 @@ class LimitPlanner:
             if one.beside is None or one.beside in participants.beside
         ]
         same = saved.selector in (None, _describe(self._for(participants)))
-        if not same or (saved.power_profiles, saved.graphics_clocks) != _beside(participants):
+        searched = _searched(participants)
+        if not same or any(getattr(saved, name) != of for name, of in searched.items()):
             # Its steps were spent with another selector.
             search = self._make(self.limits_mw, participants)
             search.resume([replace(one, position=one.position - saved.position) for one in samples])
@@ -141,14 +143,12 @@ class LimitPlanner:
         estimates = search.estimates(position)
         if self.file is None or not estimates:
             return
-        profiles, clocks = _beside(participants)
         found = Profile(
             measurements=measurements(estimates, self.profile_steps),
             gpus=participants.gpus,
             range=(participants.min_mw / 1000, participants.max_mw / 1000),
             selector=_describe(self._for(participants)),
-            power_profiles=profiles,
-            graphics_clocks=clocks,
+            **_searched(participants),
             complete=complete,
             position=position,
             samples=[SampleRow.of(sample) for sample in search.samples],
@@ -224,12 +224,12 @@ def costs_of(
         return None
 
 
-def _beside(participants: Participants) -> tuple[list[str] | None, list[int] | None]:
-    """The workload power profiles and the clocks that are searched, as in the file."""
-    settings = [Setting(0, beside=one) for one in participants.beside]
-    profiles = [one.power_profile for one in settings if one.power_profile is not None]
-    clocks = [one.graphics_clock for one in settings if one.graphics_clock is not None]
-    return profiles or None, clocks or None
+def _searched(participants: Participants) -> dict[str, Any]:
+    """What is searched beside limits, by its field of the file."""
+    return {
+        f"{kind}s": [one.shown for one in participants.beside if one.kind == kind] or None
+        for kind in KINDS
+    }
 
 
 def _describe(selector: OptimumSelector) -> str:

@@ -7,11 +7,12 @@ ends in `.partial`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
-from zeus.optimizer.power_limit.settings import beside, watts
+from zeus.optimizer.power_limit.settings import KINDS, Kind, beside, watts
 from zeus.utils.atomic import write_text
 from zeus_ipc.wire import explain
 
@@ -35,6 +36,11 @@ class PowerLimitMeasurement(BaseModel):
     power_profile: str | None = None
     graphics_clock: PositiveInt | None = None
 
+    @property
+    def named(self) -> dict[Kind, Any]:
+        """What was set beside the limit, by kind; None: nothing of that kind."""
+        return {kind: getattr(self, kind) for kind in KINDS}
+
 
 class SampleRow(PowerLimitMeasurement):
     """A `Sample` in the file's form: what some steps took."""
@@ -53,8 +59,7 @@ class SampleRow(PowerLimitMeasurement):
             time=sample.time_s,
             energy_error=sample.energy_error_j,
             position=sample.position,
-            power_profile=sample.power_profile,
-            graphics_clock=sample.graphics_clock,
+            **sample.named,
         )
 
     def sample(self) -> Sample:
@@ -66,7 +71,7 @@ class SampleRow(PowerLimitMeasurement):
             self.time,
             self.energy_error,
             self.position,
-            beside=beside(self.power_profile, self.graphics_clock),
+            beside=beside(self.named),
         )
 
 
@@ -125,7 +130,7 @@ class Profile(BaseModel):
                 0.0,
                 0.0,
                 1,
-                beside=beside(one.power_profile, one.graphics_clock),
+                beside=beside(one.named),
             )
             for one in self.measurements
         ]
@@ -138,7 +143,7 @@ class Profile(BaseModel):
         return [
             Sample(round(one.power_limit * 1000), steps, one.energy, one.time)
             for one in self.measurements
-            if one.power_profile is None and one.graphics_clock is None
+            if not any(one.named.values())
         ]
 
 

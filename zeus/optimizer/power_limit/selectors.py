@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from zeus.optimizer.power_limit.arguments import check_factor, check_number
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
@@ -166,7 +167,7 @@ class MaxSlowdownConstraint(OptimumSelector):
     def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
         fastest = max(measurements, key=lambda one: one.power_limit)  # the first one in a tie
         allowed = [one for one in measurements if one.time <= self.factor * fastest.time]
-        lowest: dict[tuple[str | None, int | None], PowerLimitMeasurement] = {}
+        lowest: dict[Any, PowerLimitMeasurement] = {}
         for one in sorted(allowed, key=lambda one: -one.power_limit):
-            lowest[one.power_profile, one.graphics_clock] = one
+            lowest[tuple(one.named.values())] = one
         return min(lowest.values(), key=lambda one: one.energy)

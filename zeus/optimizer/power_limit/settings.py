@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from zeus_ipc.controls import profile_id, profile_name
 
@@ -13,6 +14,8 @@ _PHRASES: dict[Kind, str] = {
     "power_profile": " with the power profile {}",
     "graphics_clock": " with clocks up to {} MHz",
 }
+
+KINDS = tuple(_PHRASES)
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,27 @@ class Setting:
         """The highest graphics clock beside the limit, MHz; None: any."""
         return self.of("graphics_clock")
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """What is beside the limit, as files have it: a value for each kind; None: none."""
+        found: dict[str, Any] = dict.fromkeys(KINDS)
+        if self.beside is not None:
+            found[self.beside.kind] = self.beside.shown
+        return found
+
     def __str__(self) -> str:
         beside = "" if self.beside is None else _PHRASES[self.beside.kind].format(self.beside.shown)
         return f"{watts(self.power_limit_mw)} W{beside}"
 
 
-def beside(power_profile: str | None, graphics_clock: int | None) -> Beside | None:
-    """What files name."""
-    if power_profile is not None and (number := profile_id(power_profile)) is not None:
-        return Beside("power_profile", number)
-    return None if graphics_clock is None else Beside("graphics_clock", graphics_clock)
+def beside(named: Mapping[Kind, Any]) -> Beside | None:
+    """What files name, see `Setting.named`."""
+    for kind, shown in named.items():
+        named_profile = kind == "power_profile" and shown is not None
+        value = profile_id(shown) if named_profile else shown
+        if value is not None:
+            return Beside(kind, value)
+    return None
 
 
 def watts(power_limit_mw: int) -> int | float:
