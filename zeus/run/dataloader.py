@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any, Literal
 
 try:
@@ -192,33 +192,15 @@ class ZeusDataLoader(DataLoader[Any]):
             return batches
         if self._trains and loader is not self:
             return batches
-        return self._train(session, batches) if self._trains else _evaluate(session, batches)
-
-    def _train(self, session: RunSession, batches: Iterator[Any]) -> Iterator[Any]:
-        session.begin_train(self._length())
-        try:
-            for batch in batches:
-                session.begin_iteration()
-                yield batch
-        finally:
-            session.end_train()
+        if self._trains:
+            return session.steps(batches, self._length())
+        return session.evaluation(batches)
 
     def _length(self) -> int | None:
         try:
             return len(self)
         except TypeError:  # an iterable data set may not know
             return None
-
-
-def _evaluate(session: RunSession, batches: Iterator[Any]) -> Iterator[Any]:
-    session.begin_eval()
-    iterations = 0
-    try:
-        for batch in batches:
-            iterations += 1
-            yield batch
-    finally:
-        session.end_eval(iterations)
 
 
 def _own_gpu() -> int:

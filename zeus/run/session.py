@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from zeus import _node
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.batch_size.meter import RunMeter
@@ -83,8 +83,7 @@ class RunSession:
         self._meter = RunMeter(self._monitor, lambda: self.optimizer)
         self._over = False
         self._energy_warned = False
-        self._training = self._evaluating = False
-        self._in_epoch = False
+        self._in_epoch = self._evaluating = False
         self._began = time.monotonic()
         self._evaluated: list[tuple[Measurement, int]] = []  # with iterations, in this epoch
 
@@ -102,59 +101,32 @@ class RunSession:
         self._in_epoch = True
         self._meter.begin()
 
-    @guarded
-    def begin_train(self, iterations: int | None) -> None:
-        """The train loader begins to yield batches."""
-        if not self._in_epoch:
-            return
-        self._training = True
-        if self.optimizer is None and not self._over:
+    def steps(self, batches: Iterable[Any], iterations: int | None) -> Iterator[Any]:
+        """Passes an epoch's batches on; limits change, and windows open and close, between them.
+
+        Args:
+            iterations: How many they are, if known.
+        """
+        if self._in_epoch and self.optimizer is None and not self._over:
             self._begin_search(iterations)
-        if self.optimizer is not None:
-            self.optimizer.on_epoch_begin()
+        optimizer = self.optimizer if self._in_epoch else None
+        yield from batches if optimizer is None else optimizer.steps(batches)
 
-    @guarded
-    def begin_iteration(self) -> None:
-        """An iteration begins: limits change, and windows open and close, here."""
-        _node.progress()
-        if not self._training:
-            return
-        if self.optimizer is not None:
-            self.optimizer.on_step_begin()
-
-    @guarded
-    def end_train(self) -> None:
-        """The last batch of the epoch has been processed."""
-        if not self._training:
-            return
-        self._training = False
-        if self.optimizer is not None:
-            self.optimizer.on_epoch_end()
-
-    @guarded
-    def begin_eval(self) -> None:
-        """An evaluation begins."""
-        if not self._in_epoch or self._evaluating:
-            return
-        self._evaluating = True
-        if self.optimizer is not None:
-            self.optimizer.on_pause()
-        self._monitor.begin_window(_EVAL, restart=True)
-
-    @guarded
-    def end_eval(self, iterations: int) -> None:
-        """The evaluation has ended, after this many iterations."""
-        if not self._evaluating:
-            return
-        self._evaluating = False
-        ended = self._monitor.end_window(_EVAL)
-        if self._optimal is not None and iterations:
-            self._evaluated.append((ended, iterations))
+    def evaluation(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Passes the batches of an evaluation on, and measures it."""
+        iterations = 0
+        self._begin_eval()
+        try:
+            for batch in batches:
+                iterations += 1
+                yield batch
+        finally:
+            self._end_eval(iterations)
 
     def end_epoch(self, reached: bool) -> Verdict:
         """The epoch has ended. Never raises."""
-        self.end_train()
-        self.end_eval(0)
+        self._end_eval(0)
+        self._pause()
         self._in_epoch = False
         self.epochs += 1
         self.used = self._measured()
@@ -206,7 +178,30 @@ class RunSession:
         if self.optimizer is not None:
             self.optimizer.close()
         self._monitor.reset_windows()
-        self._in_epoch = self._training = self._evaluating = False
+        self._in_epoch = self._evaluating = False
+
+    # -------------------------------------------------------------------------------- evaluations
+
+    @guarded
+    def _begin_eval(self) -> None:
+        if not self._in_epoch or self._evaluating:
+            return
+        self._evaluating = True
+        self._pause()
+        self._monitor.begin_window(_EVAL, restart=True)
+
+    @guarded
+    def _end_eval(self, iterations: int) -> None:
+        if not self._evaluating:
+            return
+        self._evaluating = False
+        ended = self._monitor.end_window(_EVAL)
+        if self._optimal is not None and iterations:
+            self._evaluated.append((ended, iterations))
+
+    def _pause(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.on_pause()
 
     # ------------------------------------------------------------------------------- power limits
 
@@ -217,6 +212,7 @@ class RunSession:
             return not self._over
         return not isinstance(self.optimizer.state, Done)
 
+    @guarded
     def _begin_search(self, iterations: int | None) -> None:
         settings, count = self._settings, len(self._monitor.gpu_indices)
         warmup, measure = fitted(settings.warmup_iters, settings.measure_iters, iterations)

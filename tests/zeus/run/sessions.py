@@ -47,15 +47,11 @@ def train_epoch(
 ) -> Verdict:
     """An epoch, and its evaluation of ten iterations."""
     run.begin_epoch()
-    run.begin_train(known)
-    for number in range(iterations):
-        run.begin_iteration()
+    for number in run.steps(range(iterations), known):
         each(number)
         work.run(1)
-    run.end_train()
-    run.begin_eval()
-    work.run(10)
-    run.end_eval(10)
+    for _ in run.evaluation(range(10)):
+        work.run(1)
     return run.end_epoch(reached)
 
 

@@ -294,9 +294,8 @@ def test_an_evaluation_amid_an_epoch_is_in_no_window(
 
     def evaluate(number: int) -> None:
         if number == 15:  # while a limit is measured
-            run.begin_eval()
-            node.clock.sleep(30)  # the GPU idles
-            run.end_eval(5)
+            for _ in run.evaluation(range(5)):
+                node.clock.sleep(6)  # the GPU idles
 
     train(run, work, epochs=5, each=evaluate)
     points = truth(node, work)

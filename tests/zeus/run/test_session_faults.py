@@ -159,9 +159,9 @@ def test_nothing_is_left_of_a_run_that_ends_amid_a_window(
 ) -> None:
     run = session(node, settings(tmp_path))
     run.begin_epoch()
-    run.begin_train(ITERATIONS)
+    steps = run.steps(range(ITERATIONS), ITERATIONS)
     for _ in range(15):
-        run.begin_iteration()
+        next(steps)
         work.run(1)
     assert node.limit_w() < 250
     run.close()
