@@ -43,14 +43,6 @@ class Prior:
     octaves: float = 1.5
 
 
-@dataclass(frozen=True)
-class Hint:
-    """What is thought of a curve's value at one size, without having seen it."""
-
-    value: float
-    variance: float
-
-
 class Tally:
     """Values seen at one size: how many, their mean and their scatter."""
 
@@ -94,37 +86,19 @@ class CurveModel:
         of_deviations = np.array([weight for _, _, weight in prior.deviations])
         self._log_weights = of_deviations[:, None, None] + prior.log_weights
 
-    def learn(
-        self,
-        seen: Mapping[int, Tally],
-        evidence: Array | float = 0.0,
-        hints: Mapping[int, Hint] | None = None,
-    ) -> Belief:
+    def learn(self, seen: Mapping[int, Tally], evidence: Array | float = 0.0) -> Belief:
         """What is believed after some values.
 
         Args:
             seen: Values seen at each size, by its index; at least one.
             evidence: Further log likelihood of the shapes, shape (shapes,).
-            hints: What is thought of sizes, by their indices. They do not count as evidence for
-                a hypothesis.
         """
-        at = np.array([*sorted(seen), *sorted(hints or {})])
+        at = np.array(sorted(seen))
         tallies = [seen[i] for i in sorted(seen)]
         counts = np.array([tally.count for tally in tallies])
-        means = np.array([tally.mean for tally in tallies])
+        values = np.array([tally.mean for tally in tallies])
         within = sum(tally.scatter for tally in tallies)
-        values, noise = means, np.diag(1 / counts) * self._noises[:, None, None] ** 2
-        if hints:
-            thought = [hints[i] for i in sorted(hints)]
-            values = np.append(means, [hint.value for hint in thought])
-            noise = np.zeros((len(self._noises), len(at), len(at)))
-            noise[:, range(len(at)), range(len(at))] = np.concatenate(
-                [
-                    self._noises[:, None] ** 2 / counts,
-                    np.tile([hint.variance for hint in thought], (len(self._noises), 1)),
-                ],
-                axis=1,
-            )
+        noise = np.diag(1 / counts) * self._noises[:, None, None] ** 2
         # Values of one size say as much as their mean and its scatter. From here on arrays are of
         # (deviations, noises, ...).
         noisy = self._covariances[:, None][..., at[:, None], at[None, :]] + noise
@@ -141,10 +115,9 @@ class CurveModel:
         )
         solved = np.linalg.solve(root, both)
         white, gain = solved[..., : off.shape[1]], solved[..., off.shape[1] :]
-        # Values come first, so that the upper left of a root is the root of theirs alone.
         log_likelihood = (
-            -0.5 * (white[..., : len(means), :] ** 2).sum(axis=2)
-            - np.log(np.diagonal(root, axis1=2, axis2=3)[..., : len(means)]).sum(axis=2)[..., None]
+            -0.5 * (white**2).sum(axis=2)
+            - np.log(np.diagonal(root, axis1=2, axis2=3)).sum(axis=2)[..., None]
             + (-(counts.sum() - len(counts)) * np.log(self._noises))[:, None]
             + (-0.5 * within / self._noises**2)[:, None]
             + self._log_weights

@@ -38,6 +38,9 @@ _DRAWS = 300
 _REACH_OCTAVES = 2.0
 """So far beyond the sizes that reached the target the next may be."""
 
+EXPLORED_RUNS = 60
+"""After so many runs, sizes that have never reached the target are not chosen any more."""
+
 _GIVEN_UP = 2.0
 """What a run costs at most, in costs of the best size: with the usual `beta_knob` it is given up
 then. The best follows once more, as the recurrence begins again."""
@@ -57,12 +60,21 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
     Args:
         window_size: So many of each size's last runs count; 0 for all.
         verbose: Whether to print what is chosen.
+        explored_runs: After so many runs, sizes that have never reached the target are not chosen
+            any more.
     """
 
-    def __init__(self, window_size: int = 0, seed: int = 123456, verbose: bool = True) -> None:
+    def __init__(
+        self,
+        window_size: int = 0,
+        seed: int = 123456,
+        verbose: bool = True,
+        explored_runs: int = EXPLORED_RUNS,
+    ) -> None:
         self.window_size = window_size
         self.seed = seed
         self.verbose = verbose
+        self.explored_runs = explored_runs
         self._jobs: dict[Job, _Known] = {}
 
     @property
@@ -74,7 +86,9 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
         """A job that is known stays as it is."""
         if job not in self._jobs:
-            self._jobs[job] = _Known(job, batch_sizes, self.window_size, self.seed)
+            self._jobs[job] = _Known(
+                job, batch_sizes, self.window_size, self.seed, self.explored_runs
+            )
 
     @override
     def predict(self, job: Job) -> int:
@@ -132,7 +146,9 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
 class _Known:
     """What is known of one job."""
 
-    def __init__(self, job: Job, batch_sizes: list[int], window: int, seed: int) -> None:
+    def __init__(
+        self, job: Job, batch_sizes: list[int], window: int, seed: int, explored_runs: int
+    ) -> None:
         if job.default_bs is None or job.default_bs not in batch_sizes:
             raise ValueError(f"the default batch size {job.default_bs} is not among {batch_sizes}")
         self._all = sorted(set(batch_sizes))
@@ -141,6 +157,7 @@ class _Known:
         self._x = np.log2(np.array(self._sizes) / job.default_bs)
         self._window = window
         self._seed = seed
+        self._explored_runs = explored_runs
         self._rng = np.random.default_rng(seed)
         self._max_epochs = job.max_epochs
         self._runs: list[tuple[int, Run]] = []
@@ -284,6 +301,8 @@ class _Known:
         within = (x >= x[low] - slack) & (x <= x[high] + slack)
         within[max(low - 1, 0)] = within[min(high + 1, len(x) - 1)] = True
         within[list(self._out)] = False
+        if len(self._runs) >= self._explored_runs:
+            within &= np.isin(np.arange(len(x)), self._converged)
         return np.asarray(within)
 
     def _fit(self) -> GPFit:
@@ -321,14 +340,11 @@ class _Known:
 
     def _counted(self) -> list[tuple[int, Run]]:
         """The runs that count, in order: with a window, the last ones of each size, and the newest
-        run that reached the target if none of these tells anything of costs."""
+        run that reached the target if none of these did."""
         if not self._window:
             return self._runs
         counted = {i for of in self._last_of.values() for i in of}
-        if not any(
-            run.converged or run.epochs or (run.stopped_by_cost and run.cost_bound is not None)
-            for _, run in (self._runs[i] for i in counted)
-        ):
+        if not any(self._runs[i][1].converged for i in counted):
             counted |= {*[i for i, (_, run) in enumerate(self._runs) if run.converged][-1:]}
         return [self._runs[i] for i in sorted(counted)]
 

@@ -2,8 +2,8 @@
 
 The logarithm of a run's cost is the sum of two curves over the batch size, the cost of an epoch and
 the epochs to the target; and a coin decides whether the run reaches the target at all. A run that
-missed the target is evidence for either, a cost above its bound or a coin that came up wrong: each
-as much as it explains.
+misses the target counts against it, one that was stopped for its cost only as far as the cost does
+not explain it; a size that had reached the target may then have become costlier.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from zeus.policy.curves import Array, Belief, CurveModel, Hint, Prior, Tally, critical, saturating
+from zeus.policy.curves import Array, Belief, CurveModel, Prior, Tally, critical, saturating
 from zeus.policy.interface import Run
 
 _KNEES = np.arange(-9.0, 10.0, dtype=np.float64)
@@ -84,9 +84,8 @@ class Model:
         self._epoch_curve, self._epochs_curve = _curves(x, apart, elsewhere)
         self._epoch: dict[int, Tally] = {}
         self._epochs: dict[int, Tally] = {}
-        # Logarithms of what runs that missed would have taken at least: cost, or epochs.
+        # Logarithms of the bounds of runs that were stopped for their cost.
         self._dear: dict[int, Tally] = {}
-        self._long: dict[int, Tally] = {}
         self._reached, self._failed = np.zeros(len(x)), np.zeros(len(x))
         self._reached_too: Array = np.zeros(len(x))
         self._missed_too: Array = np.zeros(len(x))
@@ -119,8 +118,6 @@ class Model:
             self._reached[at] += 1
         elif run.stopped_by_cost and run.cost_bound is not None:
             _add(self._dear, at, math.log(max(run.cost_bound, _TINY)))
-        elif self._apart:
-            _add(self._long, at, math.log(self._max_epochs))
         else:
             self._failed[at] += 1
 
@@ -133,69 +130,44 @@ class Model:
         if self._epoch_curve is not None:
             evidence = _evidence(self._x, utilization, len(self._epoch_curve.log_weights))
             epoch = self._epoch_curve.learn(self._epoch, evidence)
-        bounds: list[tuple[int, float, float]] = []
+        bounds: dict[int, Tally] = {}
         for at, tally in self._dear.items():
             of_epoch = 0.0 if epoch is None else epoch_level + float(epoch.mean[at])
-            bounds.append((at, tally.mean - of_epoch - epochs_level, tally.count))
-        epochs = [(at, t.mean - epochs_level, t.count) for at, t in self._long.items()]
-        tallies, hints, missed = self._explain(bounds, epochs)
+            bounds[at] = Tally(tally.count, tally.mean - of_epoch - epochs_level)
+        tallies, missed = self._explain(bounds)
         return GPFit(
             epoch_level + epochs_level,
             epoch,
             tallies,
-            hints,
             self._epochs_curve,
             Reach(self._reached, missed, self._reached_too, self._missed_too),
             None if epoch is None else math.log(self._max_epochs) - epochs_level,
         )
 
-    def _explain(
-        self, bounds: list[tuple[int, float, float]], epochs: list[tuple[int, float, float]]
-    ) -> tuple[dict[int, Tally], dict[int, Hint], Array]:
-        """Runs that missed, each as a value above its bound and as a coin that came up wrong.
+    def _explain(self, bounds: dict[int, Tally]) -> tuple[dict[int, Tally], Array]:
+        """The values of the epochs' curve, and the coins that came up wrong.
+
+        A run that was stopped for its cost counts as one of these as far as its cost does not
+        explain it; a size that has reached the target before may have become costlier.
 
         Args:
-            bounds: Of runs that were given up for their cost: index of a size, logarithm of what
-                its runs would have taken at least, and how many.
-            epochs: The same of runs that had all their epochs.
+            bounds: Logarithms of what the runs that were stopped would have taken at least.
         """
         tallies, missed = dict(self._epochs), self._failed.copy()
-        hints: dict[int, Hint] = {}
-        if not bounds and not epochs:
-            return tallies, hints, missed
-        if not tallies:  # as of a window in which nothing reached the target
-            for at, bound, count in (*bounds, *epochs):
-                _add(tallies, at, bound + _MISSED, count)
-            return tallies, hints, missed
+        if not bounds:
+            return tallies, missed
         believed = self._epochs_curve.learn(tallies)
-        # A size that begins to cost more after many good runs has changed; one that uses up all its
-        # epochs again and again has not: half of those are taken for the coin's to begin with.
-        coins = missed.copy()
-        for at, _, count in epochs:
-            coins[at] += count / 2
-        reach = Reach(self._reached, coins, self._reached_too, self._missed_too)
-        for at, bound, count in (*bounds, *epochs):
-            q, mean, variance = (
-                float(reach.mean[at]),
-                float(believed.mean[at]),
-                believed.variance(at),
-            )
-            scale = math.sqrt(variance + believed.noise_variance)
-            z = (mean - bound) / scale
-            above = max(_CHANGED, 0.5 * math.erfc(-z / math.sqrt(2)))
+        reach = Reach(self._reached, self._failed, self._reached_too, self._missed_too)
+        for at, bound in bounds.items():
+            q, mean = float(reach.mean[at]), float(believed.mean[at])
+            spread = math.sqrt(2 * (believed.variance(at) + believed.noise_variance))
+            above = max(_CHANGED, 0.5 * math.erfc((bound.mean - mean) / spread))
             either = 1 - q + q * above
-            missed[at] += count * (1 - q) / either
+            missed[at] += bound.count * (1 - q) / either
             if self._reached[at]:
-                # It has cost less: the job may have changed.
-                _add(tallies, at, max(bound, mean) + _MISSED, count * q * above / either)
-                continue
-            # The moments of the curve's value given the miss (assumed density filtering; Rasmussen
-            # and Williams, section 3.6), as if so much of it had been seen.
-            slope = q * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / either / scale
-            curvature = slope * (slope + z / scale)
-            if slope > 1e-6 and curvature > 1e-6:
-                hints[at] = Hint(mean + slope / curvature, 1 / curvature - variance)
-        return tallies, {at: h for at, h in hints.items() if h.variance > 1e-6}, missed
+                value = max(bound.mean, mean) + _MISSED
+                _add(tallies, at, value, bound.count * q * above / either)
+        return tallies, missed
 
 
 @dataclass(frozen=True)
@@ -207,7 +179,6 @@ class GPFit:
         level: Logarithm of the cost that the curves are relative to.
         epoch: Of the cost of an epoch; None where one curve is of the product.
         tallies: Logarithms of the epochs, or of the product, seen at each size.
-        hints: What is thought of sizes that missed.
         curve: Their model.
         reach: Of the coins.
         most_epochs: Logarithm of the job's maximum, as in `tallies`; None where that is not known.
@@ -216,14 +187,13 @@ class GPFit:
     level: float
     epoch: Belief | None
     tallies: dict[int, Tally]
-    hints: dict[int, Hint]
     curve: CurveModel
     reach: Reach
     most_epochs: float | None
 
     @cached_property
     def _epochs(self) -> Belief:
-        return self.curve.learn(self.tallies, hints=self.hints)
+        return self.curve.learn(self.tallies)
 
     @cached_property
     def log_cost(self) -> Array:
@@ -261,8 +231,7 @@ class GPFit:
         more = dict(self.tallies)
         for i in sizes:
             _add(more, i, float(self._epochs.mean[i]))
-        hints = {at: hint for at, hint in self.hints.items() if at not in sizes}
-        return replace(self, tallies=more, hints=hints)
+        return replace(self, tallies=more)
 
 
 def _add(tallies: dict[int, Tally], at: int, value: float, weight: float = 1.0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zeus.policy.gp import GPBatchSizeOptimizer
+from zeus.policy.gp import EXPLORED_RUNS, GPBatchSizeOptimizer
 from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.pruning import GTSBatchSizeOptimizer, PruningGTSBatchSizeOptimizer
 
@@ -21,6 +21,7 @@ def make_policy(
     concurrency: bool = False,
     replay: bool = False,
     verbose: bool = False,
+    explored_runs: int = EXPLORED_RUNS,
 ) -> BatchSizeOptimizer:
     """A policy.
 
@@ -37,13 +38,15 @@ def make_policy(
         replay: Whether runs are observed that were not asked for just before: for who recomputes a
             policy from a log.
         verbose: Whether it prints what it chooses.
+        explored_runs: For `gp`: after so many runs, sizes that have never reached the target are
+            not chosen any more.
 
     Raises:
         ValueError: There is no policy of this name.
     """
     seed = 123456 if seed is None else seed
     policies: dict[str, Callable[[], BatchSizeOptimizer]] = {
-        "gp": lambda: GPBatchSizeOptimizer(window_size, seed, verbose),
+        "gp": lambda: GPBatchSizeOptimizer(window_size, seed, verbose, explored_runs),
         "pruning-gts": lambda: PruningGTSBatchSizeOptimizer(
             prior_mean,
             prior_precision,

@@ -284,3 +284,17 @@ def test_nothing_is_known_before_a_run_has_reached_its_target() -> None:
     assert policy.knowledge(JOB) is None
     policy.observe(JOB, 128, 5.0, True)
     assert policy.knowledge(JOB) is None  # its epochs were not reported
+
+
+def test_a_size_that_never_reached_the_target_is_not_chosen_once_exploring_has_ended() -> None:
+    policy = Gp(seed=1, verbose=False, explored_runs=30)
+    policy.register_job(JOB, SIZES)
+    for n in range(29):
+        policy.observe_run(JOB, reached(128 if n % 2 else 64))
+    beyond = {policy.predict_beside(JOB, (), seed) for seed in range(20)} - {64, 128}
+    assert beyond, "while it explores, other sizes are chosen"
+    policy.observe_run(JOB, missed(32))
+    policy.observe_run(JOB, reached(128))
+    assert {policy.predict_beside(JOB, (), seed) for seed in range(20)} <= {64, 128}
+    explored = {one.batch_size for one in policy.estimates(JOB) if one.explored}
+    assert explored == {64, 128}
