@@ -26,6 +26,7 @@ from zeus.job import Job
 from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
+from zeus.policy.gp import EXPLORED_RUNS
 from zeus.policy.interface import BatchSizeOptimizer, Estimate, Explains, Run
 from zeus.policy.knowledge import Knowledge
 from zeus.policy.make import make_policy
@@ -47,21 +48,6 @@ _FOR_ESTIMATES = 0
 
 
 @dataclass(frozen=True)
-class Spent:
-    """A job's regret after one trial.
-
-    Attributes:
-        cost: Its cost, J.
-        regret: Cost of all trials that have ended by then, less the best cost for each that reached
-            the target, J.
-    """
-
-    trial_number: int
-    cost: float
-    regret: float
-
-
-@dataclass(frozen=True)
 class Analysis:
     """Analysis of a job.
 
@@ -70,14 +56,16 @@ class Analysis:
         excluded: The reason for each excluded size.
         best: The cheapest batch size that has reached the target; None: none has.
         best_cost: Its expected cost, J.
-        regret: In the order in which the trials ended; empty while no best cost is known.
+        regret: After each trial, in the order in which they ended, its number, its cost, and the
+            cost of all so far, less the best cost for each that reached the target, J; empty while
+            no best cost is known.
     """
 
     estimates: list[Estimate]
     excluded: dict[int, str]
     best: int | None
     best_cost: float | None
-    regret: list[Spent]
+    regret: list[tuple[int, float, float]]
 
 
 class Known:
@@ -223,7 +211,9 @@ class Known:
                 + ". Once the cause is gone, release the job (bso release)",
                 409,
             )
-        policy = policy_of(spec, _seed(self.job, _FOR_ESTIMATES))
+        # What is released is explored as if it were new.
+        released = sum(trial.order <= self.job.released for trial in self._observed)
+        policy = policy_of(spec, _seed(self.job, _FOR_ESTIMATES), released)
         self._sizes = left
         self._as_known = Job(
             dataset=spec.job_id,
@@ -308,8 +298,11 @@ def analyze(job: JobRecord, trials: Sequence[Trial]) -> Analysis:
     return Known(job, trials).analyze()
 
 
-def policy_of(spec: CreatedJob, seed: int = 0) -> BatchSizeOptimizer:
+def policy_of(spec: CreatedJob, seed: int = 0, released: int = 0) -> BatchSizeOptimizer:
     """Makes the policy of a job.
+
+    Args:
+        released: Number of its runs that ended before its sizes were released.
 
     Raises:
         ZeusBSORuntimeError: There is no policy of this name (422).
@@ -324,6 +317,7 @@ def policy_of(spec: CreatedJob, seed: int = 0) -> BatchSizeOptimizer:
             num_exploration=spec.mab_num_explorations,
             num_pruning_rounds=spec.num_pruning_rounds,
             replay=True,
+            explored_runs=EXPLORED_RUNS + released,
         )
     except ValueError as error:
         raise ZeusBSORuntimeError(f"policy: {error}", 422) from None
@@ -358,12 +352,14 @@ def _utilization(job: JobRecord, trial: Trial) -> float | None:
     return min(1.0, (trial.energy - trial.overhead_energy) / (time * job.spec.max_power))
 
 
-def _regret(job: JobRecord, trials: Iterable[Trial], best_cost: float | None) -> list[Spent]:
+def _regret(
+    job: JobRecord, trials: Iterable[Trial], best_cost: float | None
+) -> list[tuple[int, float, float]]:
     if best_cost is None:
         return []
     spent, found = 0.0, []
     for trial in sorted((one for one in trials if not one.running), key=lambda trial: trial.order):
         cost = job.cost(trial.energy, trial.time)
         spent += cost - (best_cost if trial.converged else 0.0)
-        found.append(Spent(trial.number, cost, spent))
+        found.append((trial.number, cost, spent))
     return found

@@ -6,13 +6,15 @@ import csv
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
-from zeus.optimizer.batch_size.sources import open_database, open_source
 from zeus_ipc.text import count, duration, table
 from zeus_ipc.wire import explain
 
@@ -42,6 +44,9 @@ class _Verbs(click.Group):
             raise _refused(error.message, _code(error.status)) from None
         except ZeusBSOError as error:
             raise _refused(error.message, USAGE) from None
+        except ModuleNotFoundError as error:
+            said = f"bso needs {error.name}: pip install 'zeusd[bso-server]'"
+            raise _refused(said, FAILED) from None
         except ImportError as error:
             raise _refused(str(error), FAILED) from None
 
@@ -88,6 +93,38 @@ def _job(context: click.Context, parameter: click.Parameter, name: str) -> str:
 _JOB = click.argument("job", callback=_job)
 
 
+@contextmanager
+def _opened(
+    database: str | None, server: str | None = None, *, create: bool = False
+) -> Iterator[Any]:
+    """Opens the jobs of a server, or of a database: `HttpTrials` or a `Store`.
+
+    Args:
+        create: Whether the database may be new.
+
+    Raises:
+        ZeusBSORuntimeError: It cannot be used.
+    """
+    if server is not None:
+        from zeus.optimizer.batch_size.http import TOKEN_ENV, HttpTrials
+
+        token = os.environ.get(TOKEN_ENV) or os.environ.get("ZEUS_BSO_READ_TOKEN")
+        with closing(HttpTrials(server, token)) as trials:
+            yield trials
+        return
+    from zeus.optimizer.batch_size.database import url_of
+    from zeus.optimizer.batch_size.store import Store
+
+    name = database or "bso.db"
+    file = url_of(name)
+    if not create and file.drivername == "sqlite" and not Path(file.database or "").is_file():
+        raise ZeusBSORuntimeError(
+            f"there is no database {file.database}; name it with --db, or a server with --server",
+        )
+    with closing(Store(name)) as store:
+        yield store
+
+
 def _where(function: Any) -> Any:
     server = click.option("--server", metavar="URL", help="Ask this server, not the database.")
     return _DATABASE(server(function))
@@ -128,18 +165,14 @@ def serve(
     if "ZEUS_BSO_WORKERS" not in os.environ:
         options["WORKERS"] = workers
     given = {f"ZEUS_BSO_{name}": str(of) for name, of in options.items() if of is not None}
-    try:
-        import uvicorn
+    import uvicorn
 
-        # Here it fails once, with a message, not in each worker.
-        from zeus.optimizer.batch_size.server import metrics as metrics
-        from zeus.optimizer.batch_size.server.settings import ServerSettings
-        from zeus.optimizer.batch_size.store import Store
-        from zeus.utils import web as web
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"the server needs {error.name}: pip install 'zeusd[bso-server]'"
-        ) from None
+    # Here it fails once, with a message, not in each worker.
+    from zeus.optimizer.batch_size.server import metrics as metrics
+    from zeus.optimizer.batch_size.server.settings import ServerSettings
+    from zeus.optimizer.batch_size.store import Store
+    from zeus.utils import web as web
+
     settings = ServerSettings.from_env({**os.environ, **given})
     Store(settings.database_url).close()
     if host not in _LOCAL and not settings.token:
@@ -162,7 +195,7 @@ def serve(
 @_JSON
 def jobs(db: str | None, server: str | None, as_json: bool) -> None:
     """List the jobs."""
-    with open_source(db, server) as source:
+    with _opened(db, server) as source:
         found = source.summaries()
     if as_json:
         _print_json(found)
@@ -194,7 +227,7 @@ def jobs(db: str | None, server: str | None, as_json: bool) -> None:
 @_JSON
 def show(job: str, db: str | None, server: str | None, as_json: bool) -> None:
     """Show a job: estimates for its batch sizes, and its trials."""
-    with open_source(db, server) as source:
+    with _opened(db, server) as source:
         found = source.details(job)
     if as_json:
         _print_json(found)
@@ -277,7 +310,7 @@ def state(trial: dict[str, Any]) -> str:
 @_where
 def export(job: str, output: str, db: str | None, server: str | None) -> None:
     """Write a job's trials as CSV. Units are in the columns' names."""
-    with open_source(db, server) as source:
+    with _opened(db, server) as source:
         trials = source.details(job)["trials"]
     columns = ["job_id", *_COLUMNS]
     try:
@@ -316,7 +349,7 @@ _COLUMNS = (
 @_where
 def delete(job: str, yes: bool, db: str | None, server: str | None) -> None:
     """Delete a job and all its trials."""
-    with open_source(db, server) as source:
+    with _opened(db, server) as source:
         _confirm(job, len(source.details(job)["trials"]), yes)
         source.delete(job)
     click.echo(f"job {job} is deleted")
@@ -335,7 +368,7 @@ def _confirm(job: str, count: int, yes: bool) -> None:
 @_where
 def release(job: str, db: str | None, server: str | None) -> None:
     """Make parked batch sizes (after crashes or out of GPU memory) available again."""
-    with open_source(db, server) as source:
+    with _opened(db, server) as source:
         sizes = source.release(job)
     if sizes:
         click.echo(f"job {job} may choose again: {', '.join(map(str, sizes))}")
@@ -351,7 +384,7 @@ def restored(db: str | None) -> None:
     Run it once after each restore, before servers and jobs use the database: trials that the backup
     lacks may still be running, so their numbers are not given again.
     """
-    with open_database(db) as store:
+    with _opened(db) as store:
         number = store.restored()
     click.echo(f"numbers of new trials are above {number}")
 
@@ -365,12 +398,10 @@ def import_(source: str, db: str | None) -> None:
     SOURCE is its database: a SQLite file, or a URL of SQLite, PostgreSQL or MySQL. It is only read.
     Jobs that are here already stay as they are.
     """
-    try:
-        from zeus.optimizer.batch_size import theirs
-    except ModuleNotFoundError as error:
-        raise ImportError(f"bso needs {error.name}: pip install 'zeusd[bso-server]'") from None
+    from zeus.optimizer.batch_size import theirs
+
     found = theirs.read(source)
-    with open_database(db, create=True) as store:
+    with _opened(db, create=True) as store:
         for spec, trials in found:
             if store.adopt(spec, trials):
                 click.echo(f"{spec.job_id}: {count(len(trials), 'trial')}")

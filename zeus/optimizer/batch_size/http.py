@@ -6,7 +6,7 @@ import os
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from zeus.optimizer.batch_size.common import (
     HEARTBEAT_URL,
@@ -41,7 +41,7 @@ TOKEN_ENV = "ZEUS_BSO_TOKEN"
 
 READ_S = 15.0
 
-Answer = TypeVar("Answer", bound=BaseModel)
+Answer = TypeVar("Answer")
 
 
 def _path(template: str, job_id: str) -> str:
@@ -69,25 +69,23 @@ class HttpTrials(Trials):
 
     @override
     def register(self, spec: JobSpecFromClient) -> CreatedJob:
-        return self._ask("POST", JOBS_URL, spec, CreatedJob)
+        return self._ask("POST", JOBS_URL, CreatedJob, spec)
 
     @override
     def begin_trial(self, job_id: str, key: str) -> NewTrial:
-        return self._ask(
-            "POST", _path(JOB_TRIALS_URL, job_id), None, NewTrial, {IDEMPOTENCY_HEADER: key}
-        )
+        return self._ask("POST", _path(JOB_TRIALS_URL, job_id), NewTrial, key=key)
 
     @override
     def report(self, result: TrainingResult) -> ReportResponse:
-        return self._ask("POST", REPORT_URL, result, ReportResponse)
+        return self._ask("POST", REPORT_URL, ReportResponse, result)
 
     @override
     def heartbeat(self, trial: TrialId) -> None:
-        self._send("POST", HEARTBEAT_URL, trial)
+        self._ask("POST", HEARTBEAT_URL, object, trial)
 
     @override
     def end_trial(self, end: EndTrial) -> None:
-        self._send("PATCH", TRIALS_URL, end)
+        self._ask("PATCH", TRIALS_URL, object, end)
 
     @override
     def close(self) -> None:
@@ -95,66 +93,45 @@ class HttpTrials(Trials):
 
     # The methods of a `Store` that `bso` uses.
 
-    def summaries(self) -> Any:
+    def summaries(self) -> list[dict[str, Any]]:
         """The reply to `GET /jobs`."""
-        return self.ask("GET", JOBS_URL, "gpu_model")
+        return self._ask("GET", JOBS_URL, list[dict[str, Any]], field="gpu_model")
 
-    def details(self, job_id: str) -> Any:
+    def details(self, job_id: str) -> dict[str, Any]:
         """The reply to `GET /jobs/{job_id}`."""
-        return self.ask("GET", _path(f"{JOBS_URL}/{{job_id}}", job_id), "trials")
+        path = _path(f"{JOBS_URL}/{{job_id}}", job_id)
+        return self._ask("GET", path, dict[str, Any], field="trials")
 
     def delete(self, job_id: str) -> None:
         """Deletes a job and its trials."""
-        self._send("DELETE", _path(f"{JOBS_URL}?job_id={{job_id}}", job_id), None)
+        self._ask("DELETE", _path(f"{JOBS_URL}?job_id={{job_id}}", job_id), object)
 
     def release(self, job_id: str) -> list[int]:
         """Makes excluded sizes available again, and returns them."""
         path = _path(RELEASE_URL, job_id)
-        found: list[int] = self.ask("POST", path, "released")["released"]
-        return found
-
-    def ask(self, method: str, path: str, field: str) -> Any:
-        """Sends a request without a body; returns the reply, from JSON, which has this field.
-
-        Raises:
-            ZeusBSORuntimeError: It is refused, or there is no such reply.
-        """
-        try:
-            found = self._send(method, path, None).json()
-            rows = found if isinstance(found, list) else [found]
-            if not all(field in row for row in rows):
-                raise ValueError
-        except (ValueError, TypeError):
-            raise self._no_server(path) from None
-        return found
-
-    def _no_server(self, path: str) -> ZeusBSORuntimeError:
-        return ZeusBSORuntimeError(
-            f"{self._url} answered {path} as no batch size server does; check the URL", 422
-        )
+        return self._ask("POST", path, dict[str, list[int]], field="released")["released"]
 
     def _ask(
         self,
         method: str,
         path: str,
-        body: BaseModel | None,
         kind: type[Answer],
-        headers: dict[str, str] | None = None,
+        body: BaseModel | None = None,
+        *,
+        key: str | None = None,
+        field: str = "",
     ) -> Answer:
-        answer = self._send(method, path, body, headers)
-        try:
-            return kind.model_validate_json(answer.content)
-        except ValidationError:
-            raise self._no_server(path) from None
+        """Sends a request; returns the reply, from JSON.
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: BaseModel | None,
-        headers: dict[str, str] | None = None,
-    ) -> httpx.Response:
+        Args:
+            key: So that it may be repeated.
+            field: What the reply, or each of its items, has.
+
+        Raises:
+            ZeusBSORuntimeError: It is refused, or there is no such reply.
+        """
         content = None if body is None else body.model_dump_json()
+        headers = None if key is None else {IDEMPOTENCY_HEADER: key}
         try:
             answer = self._http.request(method, path, content=content, headers=headers)
         except (httpx.HTTPError, RuntimeError) as error:  # the latter: it is closed
@@ -162,10 +139,19 @@ class HttpTrials(Trials):
                 f"the batch size server at {self._url} cannot be reached "
                 f"({type(error).__name__}: {error}); start it, or give another URL"
             ) from None
-        if answer.is_success:
-            return answer
-        raise ZeusBSORuntimeError(
-            f"the batch size server at {self._url} refused {method} {path} with status "
-            f"{answer.status_code}: {detail(answer)}",
-            answer.status_code,
-        )
+        if not answer.is_success:
+            raise ZeusBSORuntimeError(
+                f"the batch size server at {self._url} refused {method} {path} with status "
+                f"{answer.status_code}: {detail(answer)}",
+                answer.status_code,
+            )
+        try:
+            found = TypeAdapter(kind).validate_json(answer.content)
+            items: list[Any] = found if isinstance(found, list) else [found]
+            if field and not all(field in item for item in items):
+                raise ValueError(field)
+        except ValueError:
+            raise ZeusBSORuntimeError(
+                f"{self._url} answered {path} as no batch size server does; check the URL", 422
+            ) from None
+        return found

@@ -11,15 +11,7 @@ from sqlalchemy import Connection, Row, case, func, insert, select, update
 from zeus.optimizer.batch_size.common import CreatedJob, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.tables import generations, jobs, trials
-from zeus.optimizer.batch_size.trials import (
-    JobRecord,
-    Overview,
-    Status,
-    Trial,
-    TrialGroup,
-    ended,
-    lost,
-)
+from zeus.optimizer.batch_size.trials import JobRecord, Status, Trial, ended, lost
 from zeus.policy.knowledge import Knowledge
 
 
@@ -62,7 +54,6 @@ class Writing:
 
 
 _OF_TRIAL = tuple(field.name for field in fields(Trial))
-_OF_GROUP = tuple(field.name for field in fields(TrialGroup))
 
 
 def trial_of(row: Row[Any]) -> Trial:
@@ -144,32 +135,26 @@ def find_trial(connection: Connection, which: TrialId) -> Trial:
     return trial_of(row)
 
 
-def overviews_of(connection: Connection, now_s: float, job_id: str | None = None) -> list[Overview]:
-    """All jobs, in the order in which they were registered, and sums of their trials."""
+def summed(connection: Connection, now_s: float) -> list[tuple[JobRecord, list[Row[Any]]]]:
+    """All jobs, in the order in which they were registered, each with groups of its trials: of
+    those of a batch size and an end the number, the sums, and when the last was heard."""
     # As in `trials.lost`.
     gone = (trials.c.status == "running") & (trials.c.heard_s + trials.c.lease_s < now_s)
-    all_now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now"))
-    order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
-    if job_id is not None:
-        all_now = all_now.where(trials.c.job_id == job_id)
-        order = order.where(jobs.c.job_id == job_id)
-    now = all_now.subquery()
+    now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now")).subquery()
+    group = (now.c.job_id, now.c.batch_size, now.c.now.label("status"), now.c.converged)
     sums = select(
-        now.c.job_id,
-        now.c.batch_size,
-        now.c.now.label("status"),
-        now.c.converged,
+        *group,
         func.count().label("trials"),
         func.max(now.c.heard_s).label("heard_s"),
         func.sum(now.c.time).label("time"),
         func.sum(now.c.energy).label("energy"),
     ).group_by(now.c.job_id, now.c.batch_size, now.c.now, now.c.converged)
-    records = [job_of(row) for row in connection.execute(order)]
-    groups: dict[str, list[TrialGroup]] = {}
+    order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
+    groups: dict[str, list[Row[Any]]] = {}
+    found = [job_of(row) for row in connection.execute(order)]
     for row in connection.execute(sums):
-        values = {name: row._mapping[name] for name in _OF_GROUP}
-        groups.setdefault(row.job_id, []).append(TrialGroup(**values))
-    return [Overview(job, tuple(groups.get(job.job_id, ()))) for job in records]
+        groups.setdefault(row.job_id, []).append(row)
+    return [(job, groups.get(job.job_id, [])) for job in found]
 
 
 def generation_of(connection: Connection) -> int:

@@ -42,7 +42,7 @@ from zeus.optimizer.batch_size.common import (
     TrialId,
     Trials,
 )
-from zeus.optimizer.batch_size.database import Database
+from zeus.optimizer.batch_size.database import Database, T
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.rows import (
     Writing,
@@ -52,21 +52,13 @@ from zeus.optimizer.batch_size.rows import (
     generation_of,
     job_of,
     no_job,
-    overviews_of,
+    summed,
     trial_of,
     trials_of,
 )
 from zeus.optimizer.batch_size.server import views
 from zeus.optimizer.batch_size.tables import generations, jobs, trials
-from zeus.optimizer.batch_size.trials import (
-    JobRecord,
-    Overview,
-    Trial,
-    alive,
-    ended,
-    lost,
-    reported,
-)
+from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy.knowledge import Knowledge, by_nearness, nearest
 from zeus_ipc.overriding import override
 
@@ -187,27 +179,20 @@ class Store(Trials):
 
     @override
     def report(self, result: TrainingResult) -> ReportResponse:
-        def work(connection: Connection) -> ReportResponse:
-            writing = self._open(connection, result.job_id)
-            before = find_trial(connection, result)
-            number = writing.next_change
-            after, answer = reported(writing.job, before, result, writing.now_s, number)
-            if after != before:
-                writing.change(before, after)
-                writing.close()
-            return answer
-
-        return self._database.write(work)
+        return self._change(
+            result,
+            lambda before, now: reported(now.job, before, result, now.now_s, now.next_change),
+        )
 
     @override
     def heartbeat(self, trial: TrialId) -> None:
-        self._change(trial, lambda before, writing: alive(before, writing.now_s))
+        self._change(trial, lambda before, now: (alive(before, now.now_s), None))
 
     @override
     def end_trial(self, end: EndTrial) -> None:
         self._change(
             end,
-            lambda before, writing: ended(before, end.reason, writing.now_s, writing.next_change),
+            lambda before, now: (ended(before, end.reason, now.now_s, now.next_change), None),
         )
 
     @override
@@ -292,35 +277,27 @@ class Store(Trials):
 
         return self._database.write(work)
 
-    def overviews(self) -> list[Overview]:
-        """All jobs, in the order in which they were registered, and sums of their trials."""
-        now_s = self._clock()
-        return self._database.read(lambda connection: overviews_of(connection, now_s))
-
     def job(self, job_id: str) -> tuple[JobRecord, list[Trial]]:
-        """A job and its trials; see `overview`."""
-        found, its_trials = self.overview(job_id)
-        return found.job, its_trials
-
-    def overview(self, job_id: str) -> tuple[Overview, list[Trial]]:
-        """A job with sums of its trials, and its trials.
+        """A job and its trials.
 
         Raises:
             ZeusBSORuntimeError: There is no such job (404).
         """
         now_s = self._clock()
 
-        def work(connection: Connection) -> tuple[Overview, list[Trial]]:
-            for found in overviews_of(connection, now_s, job_id):
-                return found, _now(trials_of(connection, job_id), now_s)
-            raise no_job(job_id)
+        def work(connection: Connection) -> tuple[JobRecord, list[Trial]]:
+            found = find_job(connection, job_id)
+            if found is None:
+                raise no_job(job_id)
+            return found, _now(trials_of(connection, job_id), now_s)
 
         return self._database.read(work)
 
     def summaries(self) -> list[dict[str, Any]]:
-        """The reply to `GET /jobs`."""
+        """The reply to `GET /jobs`: all jobs, in the order in which they were registered."""
         now_s = self._clock()
-        return [views.summary(one, now_s) for one in self.overviews()]
+        found = self._database.read(lambda connection: summed(connection, now_s))
+        return [views.summary(job, groups, now_s) for job, groups in found]
 
     def details(self, job_id: str) -> dict[str, Any]:
         """The reply to `GET /jobs/{job_id}`.
@@ -328,7 +305,7 @@ class Store(Trials):
         Raises:
             ZeusBSORuntimeError: There is no such job (404).
         """
-        return views.detail(*self.overview(job_id), self._clock())
+        return views.detail(*self.job(job_id), self._clock())
 
     def count(self) -> int:
         """The number of jobs: a check that the database can be read."""
@@ -356,16 +333,17 @@ class Store(Trials):
                 return nearest([replace(found, place=record.spec.place)], spec.place)
         return None
 
-    def _change(self, which: TrialId, change: Callable[[Trial, Writing], Trial]) -> None:
-        def work(connection: Connection) -> None:
+    def _change(self, which: TrialId, change: Callable[[Trial, Writing], tuple[Trial, T]]) -> T:
+        def work(connection: Connection) -> T:
             writing = self._open(connection, which.job_id)
             before = find_trial(connection, which)
-            after = change(before, writing)
+            after, answer = change(before, writing)
             if after != before:
                 writing.change(before, after)
                 writing.close()
+            return answer
 
-        self._database.write(work)
+        return self._database.write(work)
 
     def _open(self, connection: Connection, job_id: str) -> Writing:
         found = find_job(connection, job_id, lock=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import Field, fields
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -15,6 +18,8 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+
+from zeus.optimizer.batch_size.trials import Trial
 
 VERSION = "0001"
 """Of the tables below."""
@@ -40,28 +45,27 @@ jobs = Table(
     Index("jobs_family", "family"),
 )
 
+_TYPES: dict[str, Any] = {"int": BigInteger, "float": Double, "bool": Boolean, "Status": String(16)}
+
+
+def _column(field: Field[Any]) -> Column[Any]:
+    kind, _, optional = str(field.type).partition(" | ")
+    return Column(
+        field.name,
+        _TYPES[kind],
+        nullable=bool(optional),
+        primary_key=field.name == "number",
+        autoincrement=False,
+        index=field.name == "status",
+    )
+
+
 trials = Table(
     "trials",
     metadata,
     Column("job_id", String(400), ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True),
-    Column("number", BigInteger, primary_key=True),
     Column("key", String(200), nullable=False),  # a repeated request gets the same trial
-    Column("batch_size", BigInteger, nullable=False),
-    Column("began_s", Double, nullable=False),
-    Column("heard_s", Double, nullable=False),
-    Column("lease_s", Double),
-    Column("cost_bound", Double),
-    Column("status", String(16), nullable=False, index=True),
-    Column("ended_s", Double),
-    Column("end_order", BigInteger),
-    Column("converged", Boolean, nullable=False),
-    Column("stopped_by_cost", Boolean, nullable=False),
-    Column("epochs", BigInteger, nullable=False),
-    Column("time", Double, nullable=False),
-    Column("energy", Double, nullable=False),
-    Column("overhead_time", Double, nullable=False),
-    Column("overhead_energy", Double, nullable=False),
-    Column("metric", Double),
+    *map(_column, fields(Trial)),
     UniqueConstraint("job_id", "key", name="trials_job_id_key"),
     Index("trials_job_id_end_order", "job_id", "end_order"),
 )

@@ -49,7 +49,8 @@ def test_a_job_is_found_again_and_must_be_the_same(store: Store) -> None:
     with refused(409) as told:
         store.register(spec(gpu_model="A40", target_metric=0.6))
     assert "target_metric 0.5 and not 0.6, gpu_model 'V100' and not 'A40'" in _sorted(told)
-    assert [job.job.spec for job in store.overviews()] == [made]
+    assert [job["job_id"] for job in store.summaries()] == [made.job_id]
+    assert store.job(made.job_id)[0].spec == made
 
 
 def _sorted(told: Any) -> str:
@@ -91,11 +92,11 @@ def test_a_job_from_the_first_trial_to_the_best_size(store: Store) -> None:
     for trial in converged:
         assert trial.epochs == EPOCHS
         assert trial.energy == pytest.approx(convex(trial.batch_size))
-    (seen,) = store.overviews()
-    assert seen.cheapest == 32
-    assert seen.converged == len(converged)
-    assert seen.counts["ok"] == 25
-    assert seen.energy == pytest.approx(sum(trial.energy for trial in trials))
+    (seen,) = store.summaries()
+    assert seen["cheapest_batch_size"] == 32
+    assert seen["converged"] == len(converged)
+    assert seen["counts"]["ok"] == 25
+    assert seen["energy_j"] == pytest.approx(sum(trial.energy for trial in trials))
 
 
 def test_the_same_key_gets_the_same_trial(store: Store, clock: Clock) -> None:
@@ -154,11 +155,11 @@ def test_leases_expire_without_heartbeats(store: Store, clock: Clock) -> None:
         clock.now_s += 50
         store.heartbeat(trial)
     assert store.job("job")[1][0].running
-    assert store.overviews()[0].counts["running"] == 1
+    assert store.summaries()[0]["counts"]["running"] == 1
     clock.now_s += 61
     # Nobody has written it down yet, and everybody sees it.
     assert store.job("job")[1][0].status == "lost"
-    assert store.overviews()[0].counts["lost"] == 1
+    assert store.summaries()[0]["counts"]["lost"] == 1
     # Its place is free: the first size has to be tried.
     assert store.begin_trial("job", "two").batch_size == 64
     store.heartbeat(trial)

@@ -261,6 +261,16 @@ def test_a_job_whose_every_run_crashes_ends_with_one_message(policy: Any, end: A
     assert choose(released, log, 100).batch_size in record.spec.batch_sizes
 
 
+def test_released_sizes_are_explored_however_many_runs_there_were() -> None:
+    log = [over((32, 64)[n % 2], n) for n in range(1, 71)]
+
+    def chosen(record: JobRecord) -> set[int]:
+        return {choose(record, log, number).batch_size for number in range(71, 91)}
+
+    assert chosen(job()) <= {32, 64}
+    assert chosen(dataclasses.replace(job(), released=70)) - {32, 64}
+
+
 @pytest.mark.parametrize("policy", ["gp", "pruning-gts"])
 def test_where_the_default_does_not_work_the_nearest_is_next(policy: Any) -> None:
     record = job(policy=policy, batch_sizes=[8, 32, 64, 512])
@@ -296,8 +306,9 @@ def test_regret_is_the_cost_beyond_the_best() -> None:
     found = analyze(job(policy="pruning-gts"), log)
     assert found.best == 32
     assert found.best_cost == pytest.approx(1000.0)
-    assert [one.trial_number for one in found.regret] == [1, 2, 3, 4]
-    assert [one.regret for one in found.regret] == pytest.approx([500.0, 600.0, 600.0, 1300.0])
+    assert [number for number, _, _ in found.regret] == [1, 2, 3, 4]
+    spent = [regret for _, _, regret in found.regret]
+    assert spent == pytest.approx([500.0, 600.0, 600.0, 1300.0])
 
 
 def test_a_policy_without_a_model_is_estimated_by_the_runs_of_each_size() -> None:

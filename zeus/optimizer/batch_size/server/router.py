@@ -167,7 +167,7 @@ def _add_reading(app: BSOServer) -> None:
 
     @app.get("/metrics")
     def figures() -> PlainTextResponse:
-        return web.figures(BatchSizeJobs(app.store.overviews()))
+        return web.figures(BatchSizeJobs(app.store.summaries()))
 
     @app.get("/healthz")
     def health() -> dict[str, Any]:

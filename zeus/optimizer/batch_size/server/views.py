@@ -7,35 +7,55 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeus.optimizer.batch_size.choosing import analyze
-from zeus.optimizer.batch_size.trials import JobRecord, Overview, Trial
+from zeus.optimizer.batch_size.trials import STATUSES, JobRecord, Trial
 
 
-def summary(found: Overview, now_s: float) -> dict[str, Any]:
-    """A job's summary."""
-    job, spec, heard_s, cheapest = found.job, found.job.spec, found.heard_s, found.cheapest
+def summary(job: JobRecord, groups: Sequence[Any], now_s: float) -> dict[str, Any]:
+    """A job's summary.
+
+    Args:
+        groups: Its trials, or groups of them (`rows.summed`).
+    """
+    spec, costs = job.spec, mean_costs(job, groups)
+    counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
+    for group in groups:
+        counts[group.status] += group.trials
+    energy, time = sum(group.energy for group in groups), sum(group.time for group in groups)
+    heard_s = max((group.heard_s for group in groups), default=None)
+    cheapest = min(costs, key=lambda size: costs[size], default=None)
     return {
         "job_id": job.job_id,
         "gpu_model": spec.gpu_model,
         "number_of_gpus": spec.number_of_gpus,
         "policy": spec.policy,
         "created_s": job.created_s,
+        "heard_s": heard_s,
         "heard_ago_s": None if heard_s is None else max(0.0, now_s - heard_s),
-        "counts": found.counts,
-        "converged": found.converged,
+        "counts": counts,
+        "converged": sum(group.trials for group in groups if group.converged),
         "default_batch_size": spec.default_batch_size,
-        "default_mean_cost_j": found.mean_cost(spec.default_batch_size),
+        "default_mean_cost_j": costs.get(spec.default_batch_size),
         "cheapest_batch_size": cheapest,
-        "cheapest_mean_cost_j": None if cheapest is None else found.mean_cost(cheapest),
-        "time_s": found.time,
-        "energy_j": found.energy,
-        "cost_j": found.cost,
+        "cheapest_mean_cost_j": None if cheapest is None else costs[cheapest],
+        "time_s": time,
+        "energy_j": energy,
+        "cost_j": job.cost(energy, time),
     }
 
 
-def detail(sums: Overview, trials: Sequence[Trial], now_s: float) -> dict[str, Any]:
+def mean_costs(job: JobRecord, groups: Sequence[Any]) -> dict[int, float]:
+    """Mean cost, J, of the trials that reached the target, by batch size, ascending."""
+    found: dict[int, float] = {}
+    for size in sorted({group.batch_size for group in groups if group.converged}):
+        of_size = [one for one in groups if one.converged and one.batch_size == size]
+        cost = sum(job.cost(one.energy, one.time) for one in of_size)
+        found[size] = cost / sum(one.trials for one in of_size)
+    return found
+
+
+def detail(job: JobRecord, trials: Sequence[Trial], now_s: float) -> dict[str, Any]:
     """A job's details."""
-    job = sums.job
-    found = analyze(job, trials)
+    found, costs = analyze(job, trials), mean_costs(job, trials)
     estimates = [
         {
             "batch_size": one.batch_size,
@@ -46,19 +66,19 @@ def detail(sums: Overview, trials: Sequence[Trial], now_s: float) -> dict[str, A
             "runs": one.runs,
             "explored": one.explored,
             "excluded": found.excluded.get(one.batch_size),
-            "measured_mean_j": sums.mean_cost(one.batch_size),
+            "measured_mean_j": costs.get(one.batch_size),
         }
         for one in found.estimates
     ]
     return {
-        **summary(sums, now_s),
+        **summary(job, trials, now_s),
         "spec": job.spec.model_dump(),
         "best_batch_size": found.best,
         "best_cost_j": found.best_cost,
         "estimates": estimates,
         "regret": [
-            {"trial_number": one.trial_number, "cost_j": one.cost, "regret_j": one.regret}
-            for one in found.regret
+            {"trial_number": number, "cost_j": cost, "regret_j": regret}
+            for number, cost, regret in found.regret
         ],
         "trials": [of_trial(job, trial, now_s) for trial in trials],
     }
