@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from zeus.simulate.results import RunRow, Series, series
-from zeus_ipc.text import count
+from zeus_ipc.text import count, table
 
-_energy: Callable[[RunRow], float] = attrgetter("energy")
-_time: Callable[[RunRow], float] = attrgetter("time")
-_cost: Callable[[RunRow], float] = attrgetter("cost")
+_AMOUNTS = (attrgetter("energy"), attrgetter("time"), attrgetter("cost"))
+_DEFAULTS = (
+    attrgetter("default_energy"),
+    attrgetter("default_time"),
+    attrgetter("default_cost"),
+)
+_UNITS = ("energy (J)", "time (s)", "cost (J)")
+_LAST = 10
 
 
 def tables(rows: Iterable[RunRow]) -> str:
@@ -33,57 +38,47 @@ def _table(jobs: Sequence[Series]) -> str:
         f"{count(len(jobs), 'job')}, {count(sum(len(job.costs) for job in jobs), 'recurrence')}, "
         f"eta {first.eta_knob:g}, beta {first.beta_knob:g}"
     )
-    lines = _by_dataset(jobs, datasets) if len(datasets) > 1 else _by_batch_size(jobs)
-    return "\n".join([heading, *lines, *_sentences(jobs)])
+    shown = _by_dataset(jobs, datasets) if len(datasets) > 1 else _by_batch_size(jobs)
+    return "\n".join([heading, shown, *_sentences(jobs)])
 
 
-def _by_batch_size(jobs: Sequence[Series]) -> list[str]:
+def _by_batch_size(jobs: Sequence[Series]) -> str:
     runs = [row for job in jobs for row in job.runs]
     last = [row for job in jobs for row in job.runs[-_LAST:]]
-    lines = [
-        f"{'batch size':>10} {'limit (W)':>10} {'runs':>6} {'of the last':>12} {'failed':>7} "
-        f"{'energy (J)':>14} {'time (s)':>12} {'cost (J)':>14}"
-    ]
+    head = ("batch size", "limit (W)", "runs", "of the last", "failed", *_UNITS)
+    rows = []
     for size in sorted({row.batch_size for row in runs}):
         some = [row for row in runs if row.batch_size == size]
         limits = sorted({row.power_limit for row in some if row.power_limit is not None})
         lately = sum(row.batch_size == size for row in last) / len(last)
-        lines.append(
-            f"{size:>10} {'/'.join(map(str, limits)):>10} {len(some):>6} {lately:>12.0%} "
-            f"{sum(not row.reached for row in some):>7} {_mean(some, _energy):>14.1f} "
-            f"{_mean(some, _time):>12.2f} {_mean(some, _cost):>14.1f}"
+        means = (
+            f"{sum(map(of, some)) / len(some):.{digits}f}"
+            for of, digits in zip(_AMOUNTS, (1, 2, 1), strict=True)
         )
-    return [
-        *lines,
-        f"Energy, time and cost are means of a run; the last are the {_LAST} last of each job.",
-    ]
+        failed = sum(not row.reached for row in some)
+        rows.append((size, "/".join(map(str, limits)), len(some), f"{lately:.0%}", failed, *means))
+    note = f"Energy, time and cost are means of a run; the last are the {_LAST} last of each job."
+    return f"{table(head, rows, left=0)}\n{note}"
 
 
-_LAST = 10
-
-
-def _by_dataset(jobs: Sequence[Series], datasets: Sequence[str]) -> list[str]:
-    lines = [
-        f"{'':<14} {'jobs':>5} {'recurrences':>12} {'failed':>7} {'batch size':>11} "
-        f"{'energy (J)':>11} {'time (s)':>11} {'cost (J)':>11} "
-        f"{'energy':>8} {'time':>8} {'cost':>8}"
-    ]
+def _by_dataset(jobs: Sequence[Series], datasets: Sequence[str]) -> str:
+    changes = ("energy", "time", "cost")
+    head = ("", "jobs", "recurrences", "failed", "batch size", *_UNITS, *changes)
+    rows = []
     for name in (*datasets, ""):
         some = [job for job in jobs if not name or job.runs[0].dataset == name]
         runs = [row for job in some for row in job.runs]
         sizes = [row.batch_size for job in some for row in job.runs[-_LAST:]]
         often = max(sorted(set(sizes)), key=sizes.count) if name else ""
-        totals = [f"{sum(map(of, runs)):>11.4g}" for of in (_energy, _time, _cost)]
-        changes = [f"{change:>+8.1%}" for change in _against_default(some)]
-        lines.append(
-            f"{name or 'all':<14} {len(some):>5} {sum(len(job.costs) for job in some):>12} "
-            f"{sum(not row.reached for row in runs):>7} {often:>11} {' '.join(totals + changes)}"
-        )
-    return [
-        *lines,
-        f"Batch size: the most frequent of each job's last {_LAST} runs. On the right: against the "
-        "default batch size.",
-    ]
+        failed = sum(not row.reached for row in runs)
+        counts = (len(some), sum(len(job.costs) for job in some), failed, often)
+        totals = (f"{sum(map(of, runs)):.4g}" for of in _AMOUNTS)
+        saved = (f"{change:+.1%}" for change in _against_default(some))
+        rows.append((name or "all", *counts, *totals, *saved))
+    return (
+        f"{table(head, rows, left=1)}\nBatch size: the most frequent of each job's last {_LAST} "
+        "runs. On the right: against the default batch size."
+    )
 
 
 def _sentences(jobs: Sequence[Series]) -> list[str]:
@@ -97,16 +92,9 @@ def _sentences(jobs: Sequence[Series]) -> list[str]:
     ]
 
 
-def _against_default(jobs: Sequence[Series]) -> tuple[float, float, float]:
+def _against_default(jobs: Sequence[Series]) -> list[float]:
     """Returns the change of energy, time and cost relative to the default batch size."""
     runs = [row for job in jobs for row in job.runs]
     usual = [row for row in runs if row.reached]
-    return (
-        sum(map(_energy, runs)) / sum(row.default_energy for row in usual) - 1,
-        sum(map(_time, runs)) / sum(row.default_time for row in usual) - 1,
-        sum(map(_cost, runs)) / sum(row.default_cost for row in usual) - 1,
-    )
-
-
-def _mean(rows: Sequence[RunRow], of: Callable[[RunRow], float]) -> float:
-    return sum(map(of, rows)) / len(rows)
+    pairs = zip(_AMOUNTS, _DEFAULTS, strict=True)
+    return [sum(map(ours, runs)) / sum(map(default, usual)) - 1 for ours, default in pairs]
