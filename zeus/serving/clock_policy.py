@@ -36,10 +36,11 @@ SETTLE_S = 0.06
 """Time after a change in which it is not known at which clock a step ran."""
 
 ESCAPE_OVER = 0.35
+ESCAPE_SIGMAS = 5.0
 ESCAPE_STEPS = 4
 ESCAPE_S = 1.0
-"""After this many steps in a row that are longer than predicted by this share, use the highest
-clock for this time."""
+"""After this many steps in a row that are longer than predicted by this share, and by this many
+residuals, use the highest clock for this time. Residuals count where step times are noisy."""
 
 SILENT_S = 0.3
 """Time without a step, while there are requests, after which to use the highest clock."""
@@ -279,7 +280,8 @@ class ClockPolicy:
         base = time.decode(sequences, context)
         expected = longer * base + time.prefill(prompt, sequences, longer, r)
         self._steps += 1
-        if settled and self._steps > COLD_STEPS and took > (1 + ESCAPE_OVER) * expected:
+        most = max(ESCAPE_OVER, ESCAPE_SIGMAS * min(0.2, time.residual2**0.5))
+        if settled and self._steps > COLD_STEPS and took > (1 + most) * expected:
             self._over += 1
             if self._over >= ESCAPE_STEPS:
                 self._over = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Callable
 from decimal import Decimal
@@ -278,6 +279,14 @@ def test_steps_far_longer_than_predicted_are_an_escape() -> None:
     engine.steps(5)
     assert engine.clock == 1980
     assert policy.escapes == 1
+
+
+def test_noisy_step_times_are_no_escape() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    noise = random.Random(1)
+    engine = Engine(policy, lambda mhz: math.exp(noise.gauss(0.0, 0.3)))
+    engine.steps(10_000)
+    assert policy.escapes == 0
 
 
 def test_a_capped_clock_is_not_learned_as_the_one_asked_for() -> None:
