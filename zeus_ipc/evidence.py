@@ -94,7 +94,8 @@ def make_receipt(
 
 def _window(client: Client, gpu: str, since_ns: int, until_ns: int) -> WindowEnergies | str:
     try:
-        return client.windows(gpu, [(max(0, since_ns), max(0, until_ns), 0)])[gpu]
+        window = (max(0, since_ns), max(0, until_ns), 0)
+        return client.windows(gpu, [window], limited=True)[gpu]
     except SeveralGpusFailed as error:
         return error.errors[gpu].message
     except ZeusIpcError as error:

@@ -94,6 +94,8 @@ class GpuReceipt(Message):
     average_power_w: float | None
     method: Literal["counter", "power"]
     """The GPU's own energy counter, or its power, integrated."""
+    limited_s: dict[str, float | None] = {}
+    """Time in which its clocks were limited, by reason, see `limited.REASONS`. Empty: unknown."""
     gaps: list[Gap]
     power_limits: list[Limit]
     """In force, from the beginning on."""
@@ -283,6 +285,7 @@ class _Gpu:
             if energy_j is None
             else energy_j / (found.until_ns - found.since_ns) * 1e9,
             method="counter" if info.supports.energy_counter else "power",
+            limited_s=self._limited(),
             gaps=[*self._gaps()],
             power_limits=self._limits(),
             power_limit_default_w=None if default_mw is None else default_mw / 1000,
@@ -302,6 +305,11 @@ class _Gpu:
             self.reasons.append(f"its history begins at {begins}, after the interval")
             return None, None
         return energy_uj / 1e6, window.uncertainty_uj[0] / 1e6
+
+    def _limited(self) -> dict[str, float | None]:
+        window = self._found.windows[self._info.uuid]
+        every = {} if isinstance(window, str) else window.limited_ms
+        return {reason: None if ms is None else ms / 1e3 for reason, (ms,) in every.items()}
 
     def _gaps(self) -> Iterator[Gap]:
         found = self._found

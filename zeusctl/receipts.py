@@ -101,6 +101,9 @@ def page(one: Receipt) -> Iterator[str]:
         parts += [f"limit {_limit_text(gpu)}"] if gpu.power_limits else []
         parts += [f"{clocks} MHz"] if clocks else []
         yield f"GPU {gpu.index}  {energy}  ({', '.join(parts)})"
+        for reason, seconds in gpu.limited_s.items():
+            if seconds:
+                yield f"       limited by {reason} for {seconds:.1f} s"
         for user in gpu.occupants:
             yield f"       {'' if user.own else 'also '}used by {user.who}"
     if len(one.gpus) > 1 and one.energy_j is not None:

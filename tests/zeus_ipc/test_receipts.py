@@ -103,7 +103,11 @@ USUAL = Evidence(
     uid=ME,
     windows={
         GPU: WindowEnergies(
-            energy_uj=[6_000_000_000], uncertainty_uj=[3_000_000], begins_ns=1, tick_ns=10**8
+            energy_uj=[6_000_000_000],
+            uncertainty_uj=[3_000_000],
+            limited_ms={"power": [1500], "heat": [None], "sync": [0]},
+            begins_ns=1,
+            tick_ns=10**8,
         )
     },
     timelines={
@@ -390,6 +394,16 @@ def test_two_receipts_are_comparable_if_nothing_differs() -> None:
         "driver: 595 in the first, 600 in the second",
         "GPU 0, VBIOS: 92.00 in the first, unknown in the second",
     ]
+
+
+def test_the_time_limited_is_given_by_reason() -> None:
+    found = receipt_of(USUAL)
+    assert found.gpus[0].limited_s == {"power": 1.5, "heat": None, "sync": 0.0}
+    assert [line for line in page(found) if "limited" in line] == [
+        "       limited by power for 1.5 s"
+    ]
+    unread = receipt_of(replace(USUAL, windows={GPU: "it fell off the bus"}))
+    assert unread.gpus[0].limited_s == {}
 
 
 def test_benchmarks_get_the_fields_that_they_read() -> None:
