@@ -98,12 +98,19 @@ FAST_S = 4.0
 SLOW_S = 25.0
 """Time constants of rates: one for bursts, one for a steady load."""
 
+FORECAST_S = 2.0
+"""Time by which the growth of the batch is extrapolated: a spike is answered before it is there."""
+
+SHORT_S = 0.4
+LONG_S = 1.6
+"""Time constants of two means whose difference gives the growth of the batch."""
+
 
 class Load:
     """Rates of the open load, and the present batch.
 
     Attributes:
-        sequences: Decoding sequences, including those of queued requests.
+        sequences: Decoding sequences expected soon, including those of queued requests.
         context: Their context, tokens.
         each_context: Context of one sequence, tokens.
         backlog: Prompt tokens not yet computed.
@@ -126,6 +133,7 @@ class Load:
         self.output_tokens = 100.0
         self._prompt_fast = self._prompt_slow = 0.0
         self._output_fast = self._output_slow = 0.0
+        self._short = self._long = 0.0
         self._backlog = 0.0
         self._outputs = self._requests = 0.0
 
@@ -168,10 +176,17 @@ class Load:
         self._output_slow += slow * (output_rate - self._output_slow)
         self.busy += slow * (busy_s / passed_s - self.busy)
         self._outputs += sequences
+        now = sequences + waiting
+        short = passed_s / (SHORT_S + passed_s)
+        long = passed_s / (LONG_S + passed_s)
+        self._short += short * (now - self._short)
+        self._long += long * (now - self._long)
+        growth = (self._short - self._long) * (FORECAST_S / (LONG_S - SHORT_S))
+        growth = 0.0 if growth < 0.0 else min(growth, now + 8.0)
         if sequences >= 1.0:
             self.each_context += 0.05 * (context / sequences - self.each_context)
-        self.sequences = sequences + waiting
-        self.context = context + backlog
+        self.sequences = now + growth
+        self.context = context + backlog + growth * self.each_context
         self.backlog = self._backlog = backlog
         self.oldest_s = oldest_s
         self.chunk = max(prompt, self.chunk * (1.0 - min(1.0, passed_s / 120.0)))
