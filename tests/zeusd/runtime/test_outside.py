@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,4 +114,32 @@ def test_locked_clocks_that_hold_no_more_are_named_once(
         assert (control, old, result) == ("gpu_clocks", "600 MHz", "lost")
         client.release(gpu.uuid)
     finally:
+        work.close()
+
+
+def test_a_simulated_gpu_counts_what_limits_its_work(
+    client: Client, simulated: SimulatedNode
+) -> None:
+    uuid = client.node().gpus[FREE].uuid
+    work = SimulatedWork(client.node().simulated or "", [uuid], "model/memory")
+
+    def reads_counters() -> bool:
+        ago_ns = time.monotonic_ns() - 2_000_000_000
+        found = client.windows(uuid, [(ago_ns, ago_ns, False)], limited=True)[uuid].limited_ms
+        return found.get("heat") == [0]
+
+    wait_for(reads_counters, "the counters to be read")
+    simulated.limit_clocks(FREE, ["heat", "sync"])
+    work.launch(1e9)
+    begin_ns = time.monotonic_ns()
+    try:
+        wait_for(lambda: time.monotonic_ns() > begin_ns + 1_000_000_000, "a second of work")
+        window = (begin_ns, time.monotonic_ns(), False)
+        found = client.windows(uuid, [window], limited=True)[uuid].limited_ms
+        took_ms = (window[1] - window[0]) / 1e6
+        assert found["heat"] == found["sync"]
+        assert found["heat"][0] == pytest.approx(took_ms, rel=0.01)
+        assert found["board"] == [0]
+    finally:
+        simulated.limit_clocks(FREE, [])
         work.close()
