@@ -10,8 +10,8 @@ from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.limited import BMC
 from zeusd.core.node import NodeState
 
-LOST_NS = 3_000_000_000
-"""Clocks are above the locked range for at least this time: a change may take effect late."""
+LASTS_NS = 3_000_000_000
+"""How long it lasts before it is recorded: what zeusd has set may take effect late."""
 
 SHARE, MHZ = 1.03, 30
 """How far above its range a clock may be."""
@@ -28,20 +28,25 @@ class OutsideWatch:
     def __init__(self, node: NodeState, post: Callable[[Callable[[], None]], object]) -> None:
         self._node = node
         self._post = post
-        self._lowered: dict[str, tuple[int, int]] = {}
+        self._lowered: dict[
+            str, tuple[int, int | None]
+        ] = {}  # since when, and the limit in its record
         self._above_ns: dict[tuple[str, Control], int] = {}
 
-    def limits(self, uuid: str, limit_mw: int | None, enforced_mw: int | None) -> str | None:
+    def limits(
+        self, uuid: str, t_ns: int, limit_mw: int | None, enforced_mw: int | None
+    ) -> str | None:
         """Returns who set the power limit in force (`limited.author`); records the beginning and
         the end of a limit below the requested one."""
         author = self._node.limit_author(uuid, limit_mw, enforced_mw)
-        before = self._lowered.pop(uuid, None)
+        since_ns, noted_mw = self._lowered.pop(uuid, (t_ns, None))
         if author == BMC and limit_mw is not None and enforced_mw is not None:
-            self._lowered[uuid] = limit_mw, enforced_mw
-            if before is None:
+            if noted_mw is None and t_ns - since_ns >= LASTS_NS:
+                noted_mw = enforced_mw
                 self._note(uuid, Control.POWER_LIMIT, limit_mw, enforced_mw, "enforced")
-        elif before is not None and enforced_mw is not None:
-            self._note(uuid, Control.POWER_LIMIT, before[1], enforced_mw, "enforced")
+            self._lowered[uuid] = since_ns, noted_mw
+        elif noted_mw is not None and enforced_mw is not None:
+            self._note(uuid, Control.POWER_LIMIT, noted_mw, enforced_mw, "enforced")
         return author
 
     def clocks(self, uuid: str, t_ns: int, gpu_mhz: int | None, memory_mhz: int | None) -> None:
@@ -54,8 +59,8 @@ class OutsideWatch:
                 self._above_ns.pop((uuid, control), None)
                 continue
             since_ns = self._above_ns.setdefault((uuid, control), t_ns)
-            if 0 <= since_ns <= t_ns - LOST_NS:
-                self._above_ns[uuid, control] = -1  # it is told
+            if 0 <= since_ns <= t_ns - LASTS_NS:
+                self._above_ns[uuid, control] = -1  # it is recorded
                 self._note(uuid, control, locked[-1], mhz, "lost")
 
     def _note(self, uuid: str, control: Control, old: int, new: int, result: str) -> None:

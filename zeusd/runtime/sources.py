@@ -73,8 +73,8 @@ def describe_sample(name: str, sample: Sample) -> replies.Sample:
 
 
 def lowest(*limits_mw: int | None) -> int | None:
-    """The lowest limit that is known, mW; None: none is."""
-    return min((one for one in limits_mw if one is not None), default=None)
+    """The lowest limit that is known, mW; None: none is. Some drivers answer 0 if they lack one."""
+    return min(filter(None, limits_mw), default=None)
 
 
 class Source(Protocol):
@@ -261,7 +261,7 @@ class GpuSource:
         gpu_mhz, memory_mhz = map(self._optional, (nvml.gpu_clock_mhz, nvml.memory_clock_mhz))
         if self._watch is not None:
             requested_mw = sensors.requested_limit_mw or limit_mw
-            set_by = self._watch.limits(self._uuid, requested_mw, limit_mw)
+            set_by = self._watch.limits(self._uuid, sensors.t_ns, requested_mw, limit_mw)
             if not self._authors or self._authors[-1][1] != set_by:
                 self._authors.append((sensors.t_ns, set_by))
             self._watch.clocks(self._uuid, sensors.t_ns, gpu_mhz, memory_mhz)
