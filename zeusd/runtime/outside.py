@@ -30,7 +30,7 @@ class OutsideWatch:
         self._post = post
         self._lowered: dict[
             str, tuple[int, int | None]
-        ] = {}  # since when, and the limit in its record
+        ] = {}  # since when; what is recorded
         self._above_ns: dict[tuple[str, Control], int] = {}
 
     def limits(
