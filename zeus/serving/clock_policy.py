@@ -201,6 +201,7 @@ class ClockPolicy:
             return self._unknown(now_s)
         if self._present or self._decoding > self._ended + self._ended_before:
             if now_s - last >= SILENT_S:
+                self._floor.forget()  # the energy of steps that are not known explains nothing
                 return self._go(0, now_s)
         elif now_s - counted > 0.05:
             self._counted_s = now_s

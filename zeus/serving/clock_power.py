@@ -86,7 +86,7 @@ class Floor:
             self._add(end_s)
 
     def forget(self) -> None:
-        """Handles that time has gone back."""
+        """Handles that steps before now are not known: energy from before is not used."""
         self._times.clear()
         self._sums.clear()
 

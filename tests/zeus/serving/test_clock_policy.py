@@ -373,3 +373,30 @@ def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
         reached.append(statistics.median(clocks[4500:]))
     assert reached[0] < 1700
     assert reached[1] == 1980
+
+
+def test_energy_of_steps_that_are_not_known_is_not_learned() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = Engine(policy)
+
+    def serve(windows: int) -> None:
+        for _ in range(windows):
+            told = engine.now
+            engine.steps(100)
+            policy.energy(told, engine.now, 300.0 * (engine.now - told))
+
+    serve(20)
+    before = policy._floor.windows
+    assert before >= 19
+    silent_s = engine.now
+    for _ in range(50):  # its sequences go on, but nothing is told of them
+        engine.now += 0.1
+        policy.idle(engine.now)
+        policy.energy(engine.now - 0.1, engine.now, 30.0)
+    assert policy._floor.windows - before <= 3, "at most until the silence is noticed"
+    known = policy._floor.windows
+    engine.steps(1)
+    policy.energy(silent_s, engine.now, 300.0 * (engine.now - silent_s))
+    assert policy._floor.windows == known
+    serve(3)
+    assert policy._floor.windows == known + 3
