@@ -28,9 +28,7 @@ class OutsideWatch:
     def __init__(self, node: NodeState, post: Callable[[Callable[[], None]], object]) -> None:
         self._node = node
         self._post = post
-        self._lowered: dict[
-            str, tuple[int, int | None]
-        ] = {}  # since when; what is recorded
+        self._lowered: dict[str, tuple[int, int | None]] = {}  # since when; what is recorded
         self._above_ns: dict[tuple[str, Control], int] = {}
 
     def limits(
