@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import RunningDaemon, running_daemon, wait_for
+from zeus.serving.columns import Updates
 from zeus.serving.ledger import Ledger
 from zeus.serving.recorder import Recorder
 from zeus.serving.service import Sensors, Service, StoredWeights
@@ -77,7 +78,9 @@ class Engine:
                 self._recorder.finish(name)
 
 
-def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(tmp_path: Path) -> None:
+def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
         with daemon.client() as client:
             gpu = client.node().gpus[0].uuid
@@ -85,13 +88,14 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(tmp_path: Path) -> Non
         sensors = Sensors(lambda: Client(daemon.socket), [gpu])
         path = str(tmp_path / "steps.sock")
         taken: list[float] = []
-        update = ledger.update
+        updates = ledger.meter.updates
 
-        def spy(begin_ns: int, end_ns: int, joules: float, *more: object) -> None:
-            taken.append(joules)
-            update(begin_ns, end_ns, joules, *more)
+        def spy() -> Updates | None:
+            found = updates()
+            taken.extend([] if found is None else found.joules.tolist())
+            return found
 
-        ledger.update = spy
+        monkeypatch.setattr(ledger.meter, "updates", spy)
         service = Service(path, {"0": ledger}, sensors, tmp_path / "log.jsonl")
         thread = threading.Thread(target=service.run)
         thread.start()
