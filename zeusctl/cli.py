@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import pathlib
@@ -15,7 +14,7 @@ import click
 
 from zeus_ipc import __version__
 from zeus_ipc.options import SOCKET, Number, option
-from zeus_ipc.output import discard_output, open_closed_streams
+from zeus_ipc.output import discard_output, prepare_streams
 from zeusctl.exits import USAGE, CommandError, Exit, exit_for
 from zeusctl.session import TIMEOUT_S, Session, now
 
@@ -153,7 +152,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     # Looking for plugins in every installed distribution takes longer than a request.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    open_closed_streams()
+    prepare_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     json_wanted = "--json" in (
         arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -180,8 +179,7 @@ def _fail(error: Exception, json_wanted: bool) -> int:
     if isinstance(error, click.UsageError) and error.ctx is not None and not _here(error):
         hint = f" (see `{error.ctx.command_path} --help`)"
     message = str(found)
-    with contextlib.suppress(OSError):  # where nobody can read why, the exit code still says it
-        click.echo(f"zeusctl: {message.rstrip('.')}{hint}", err=True)
+    click.echo(f"zeusctl: {message.rstrip('.')}{hint}", err=True)
     if json_wanted:
         from zeusctl.reports import Failed
 

@@ -557,9 +557,13 @@ def test_what_is_said_to_nobody_changes_no_exit_code(daemon: RunningDaemon, how:
     line = [sys.executable, "-m", "zeusctl", "--socket", daemon.socket]
     for more, code in ((["nonsense"], Exit.USAGE), (["set", "0", "-p", "5"], Exit.OUT_OF_RANGE)):
         assert subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *line, *more]).returncode == code
-    if "full" not in how:
-        command = ["measure", "--", "sh", "-c", "echo lost >&2; exit 7"]
-        assert subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *line, *command]).returncode == 7
+    for verb in (
+        ["measure"],
+        ["set", "0", "-p", "200"],
+        ["set", "99", "-p", "200", "--best-effort"],
+    ):
+        command = [*line, *verb, "--", "sh", "-c", "echo lost >&2; exit 7"]
+        assert subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *command]).returncode == 7
 
 
 def test_a_full_disk_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:
