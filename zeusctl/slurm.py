@@ -331,10 +331,9 @@ def frequencies(
     Raises:
         CommandError: It is malformed, or a GPU's driver lists no clocks.
     """
-    for part in text.removeprefix("gpu:").split(","):
+    parts = text.removeprefix("gpu:").split(",")
+    for part in [one for one in parts if one != "verbose"] or parts:
         kind, _, word = part.rpartition("=")
-        if part == "verbose":
-            continue
         if kind not in ("", "memory") or not _CLOCK.fullmatch(word):
             raise CommandError(
                 f'"{part}" is not a clock; write MHz, low, medium, high or highm1, such as '

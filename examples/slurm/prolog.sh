@@ -58,7 +58,7 @@ if [ -n "$clocks" ]; then
 elif [ -n "$job" ] && command -v squeue >/dev/null; then
     said=$(timeout 5 squeue -h -j "$job" -O jobid:20,tres-freq:64 2>&1) || fails "--gpu-freq is not known ($?)" "$said"
     while read -r id freq; do
-        [[ $id == "$job" && $freq =~ ^gpu:([a-z0-9=,]+)$ ]] || continue
+        [[ $id == "$job" && $freq =~ ^gpu:([a-z0-9=,]+)$ && $freq != gpu:verbose ]] || continue
         freq=${BASH_REMATCH[1]}
         option=--gpu-freq=$freq held=(--gpu-freq "$freq") value=gpu_freq=${freq//,/+}
     done <<<"$said"

@@ -268,7 +268,9 @@ def test_gpu_freq_is_a_clock_that_the_gpu_has(
     }
 
 
-@pytest.mark.parametrize("text", ["", "900,", "fast", "gpu=900", "memory=", "-5", "9e2", "123456"])
+@pytest.mark.parametrize(
+    "text", ["", "900,", "fast", "gpu=900", "memory=", "-5", "9e2", "123456", "verbose"]
+)
 def test_a_malformed_gpu_freq_is_refused(text: str) -> None:
     with pytest.raises(CommandError, match="is not a clock; write MHz, low, medium"):
         [*frequencies(text, cast("list[GpuInfo]", GPUS))]
