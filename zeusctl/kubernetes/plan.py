@@ -139,13 +139,13 @@ def condition_of(
         return PodCondition("False", REFUSED, wanted.refusals[pod])
     if name in wanted.waiting:
         return PodCondition("False", WAITING, "the pod has no GPU yet")
-    if not limits:
-        return pod.condition  # its GPUs do not answer
     texts, exceeded = [], False
     for gpu, bound_mw, state in limits:
         limit_mw, author = _author(gpu, state, name)
         exceeded |= limit_mw > bound_mw + ROUNDING_MW
         texts.append(f"GPU {gpu.index} ({gpu.uuid}): at most {limit_mw / 1000:g} W, by {author}")
+    if not exceeded and len(texts) < max(1, sum(one == name for _, one in wanted.bounds)):
+        return pod.condition  # a GPU of it does not answer
     return PodCondition(
         "False" if exceeded else "True", EXCEEDED if exceeded else SET, "; ".join(texts)
     )

@@ -156,6 +156,11 @@ def test_the_condition_has_the_limit_in_force_and_who_bounds_it(
     shown = condition_of(pod_of(pod), planned(pod, "GPU-0abc"), [one], {"GPU-0abc": state})
     assert shown is not None
     assert (shown.status, shown.message) == (status, f"GPU 0 (GPU-0abc): {said}")
+    # Of two GPUs, one that does not answer may exceed the limit.
+    both = planned(pod, "GPU-0abc", "GPU-1abc")
+    assert (condition_of(pod_of(pod), both, [one, GPUS[1]], {"GPU-0abc": state}) is None) == (
+        status == "True"
+    )
 
 
 def test_a_static_pod_is_named_as_its_control_group_is() -> None:
