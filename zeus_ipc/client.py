@@ -286,7 +286,8 @@ class Client(Closing):
         self, gpus: str | Sequence[str], enabled: bool, *, block: bool = True
     ) -> None:
         """Turns persistence mode on or off. Errors as for `set_power_limit`."""
-        self.set(gpus, Control.PERSISTENCE_MODE, [int(enabled)], block=block)
+        value = int(enabled) if enabled in (True, False) else enabled  # refused like others
+        self.set(gpus, Control.PERSISTENCE_MODE, [value], block=block)
 
     def reset(
         self, gpus: str | Sequence[str], control: Control | str, *, block: bool = True

@@ -155,6 +155,8 @@ def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> 
     for block in (True, False):
         with pytest.raises(RequestRejected, match=r"value\.0: Input should be a valid int"):
             client.set_power_limit(gpu, 150_000.5, block=block)  # type: ignore[arg-type]  # wrong on purpose
+        with pytest.raises(RequestRejected, match=r"value\.0: Input should be a valid int"):
+            client.set_persistence_mode(gpu, "yes", block=block)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_failures_with_a_pause_between_them_are_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
