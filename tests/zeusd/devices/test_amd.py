@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -444,6 +445,29 @@ def test_a_power_profile_is_one_preset_and_outlives_the_unlocking_of_clocks(
     amd.write_control(gpu, Control.GPU_CLOCKS, (500, 900))
     amd.write_control(gpu, Control.GPU_CLOCKS, UNLOCKED)
     assert state.level == AUTO, "clocks are unlocked also where presets cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("refused", "kept"),
+    [("set_gpu_power_profile", (0, 900)), ("set_gpu_clk_limit", (8, 1300)), ("", (8, 900))],
+)
+def test_unlocking_loses_no_more_than_what_the_driver_refuses(
+    open_amd: Opener, refused: str, kept: tuple[int, int]
+) -> None:
+    amd, double, gpu = open_amd({"presets": 8})
+    for control, value in (
+        (Control.POWER_PROFILE, (243,)),
+        (Control.GPU_CLOCKS, (500, 900)),
+        (Control.MEMORY_CLOCKS, (900, 900)),
+    ):
+        amd.write_control(gpu, control, value)
+    state = double.node.gpus[0]
+    with contextlib.ExitStack() as failing:
+        if refused:
+            double.inject(0, refused, 43)
+            failing.enter_context(pytest.raises(DeviceError))
+        amd.write_control(gpu, Control.GPU_CLOCKS, UNLOCKED)
+    assert (state.preset, state.mclk_high, state.sclk_high) == (*kept, 2100)
 
 
 def test_a_refused_power_profile_does_not_leave_the_clocks_pinned(open_amd: Opener) -> None:

@@ -105,15 +105,15 @@ def unlock(library: Library, gpu: int, domain: int) -> None:
     preset = preset_to_keep(library, gpu)
     library.call("set_gpu_perf_level", gpu, _AUTO)
     with after_a_write():
-        if preset:
-            set_preset(library, gpu, preset)
-        if not state.restricted(other):
-            return
-        low, high = state.now[other]
-        if other == MEMORY:
-            lock_memory(library, gpu, high)
-        else:
-            lock_graphics(library, gpu, low, high)
+        try:
+            low, high = state.now[other]
+            if state.restricted(other) and other == MEMORY:
+                lock_memory(library, gpu, high)
+            elif state.restricted(other):
+                lock_graphics(library, gpu, low, high)
+        finally:  # whichever fails, the other one is of another lease
+            if preset:
+                set_preset(library, gpu, preset)
 
 
 def relax(library: Library, gpu: int) -> None:
