@@ -184,7 +184,11 @@ def _fail(error: Exception, json_wanted: bool) -> int:
         from zeusctl.reports import Failed
 
         code = int(found.exit_code)
-        click.echo(Failed(at=now(), code=found.code, message=message, exit_code=code).json())
+        failed = Failed(at=now(), code=found.code, message=message, exit_code=code)
+        try:
+            click.echo(failed.json())
+        except OSError:
+            discard_output()
     return found.exit_code
 
 

@@ -552,7 +552,7 @@ def test_a_closed_standard_output_is_no_failure(daemon: RunningDaemon) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("how", ["2>&-", "0<&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("how", ["2>&-", "0<&- 2>&-", "2>/dev/full", "--json >/dev/full"])
 def test_what_is_said_to_nobody_changes_no_exit_code(daemon: RunningDaemon, how: str) -> None:
     line = [sys.executable, "-m", "zeusctl", "--socket", daemon.socket]
     for more, code in ((["nonsense"], Exit.USAGE), (["set", "0", "-p", "5"], Exit.OUT_OF_RANGE)):
