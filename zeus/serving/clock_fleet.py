@@ -48,8 +48,8 @@ class Needs:
     """The highest wanted clock, and the highest power limit needed, over some minutes.
 
     Publishes the power if the instance's GPUs are under a fleet's ceiling: a power budget's
-    allocator must not go below it (`zeus_fleet.policies.Job.needs_mw`). Acquires leases on their
-    power limits for this, and sets none.
+    allocator must not go below it (`zeus_fleet.policies.JobGroup.needs_mw`). Acquires leases on
+    their power limits for this, and sets none.
 
     Args:
         gpus: UUIDs of the instance's GPUs.
