@@ -89,7 +89,8 @@ class TimeLimited:
         for place, reason in enumerate(REASONS):
             if not self.ends_ns or self._tiers[0].newest(place + 1) == NOT_COUNTED:
                 continue
-            if first is None or last is None:
+            # The driver may have begun to count within the window.
+            if first is None or last is None or first[place] >= NOT_COUNTED:
                 yield reason, None
                 continue
             grown_ms = (last[place] - first[place]) % NOT_COUNTED

@@ -104,6 +104,17 @@ def test_what_was_not_read_is_not_known() -> None:
         assert dict(limited.window(begin_ns, end_ns)) == dict.fromkeys(REASONS)
 
 
+def test_what_the_driver_did_not_yet_count_is_not_known() -> None:
+    limited = history()
+    limited.add(START_NS, [None, 0, 0, 0, 0])
+    for second in range(1, 5):
+        limited.add(START_NS + second * SECOND_NS, [5_000 * SECOND_NS, 0, 0, 0, 0])
+    counted_ns, end_ns = START_NS + SECOND_NS, START_NS + 4 * SECOND_NS
+    for begin_ns in (START_NS, counted_ns - 1):
+        assert dict(limited.window(begin_ns, end_ns))["power"] is None
+    assert dict(limited.window(counted_ns, end_ns))["power"] == 0
+
+
 def test_a_reading_that_fails_once_is_made_up_for() -> None:
     limited = history()
     for second in range(5):
