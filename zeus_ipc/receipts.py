@@ -302,7 +302,7 @@ class _Gpu:
         energy_uj = window.energy_uj[0]
         if energy_uj is None:
             begins = self._found.clock(window.begins_ns)
-            self.reasons.append(f"its history begins at {begins}, after the interval")
+            self.reasons.append(f"its history begins at {begins}, later than the interval")
             return None, None
         return energy_uj / 1e6, window.uncertainty_uj[0] / 1e6
 

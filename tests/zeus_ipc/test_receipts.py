@@ -260,7 +260,7 @@ DISTURBED: dict[str, tuple[dict[str, Any], str]] = {
                 )
             }
         },
-        "GPU 0: its history begins at ",
+        ", later than the interval",
     ),
     "unread": ({"windows": {GPU: "it fell off the bus"}}, "energy is not known: it fell off"),
     "lost": (logged(record("gpu_lost", 1010)), "GPU 0: the driver lost the GPU at "),

@@ -253,6 +253,15 @@ def test_the_command_prints_writes_and_compares(
     assert said.code == Exit.FAILED
     assert "ceiling fleet set, power limit at most 150 W" in said.out
     assert ctl("receipt", "--compare", str(first), str(first)).out.startswith("comparable: ")
+    good = json.loads(first.read_text())
+    for changed in ({"energy_j": None}, {"valid": False}, {"gpus": 7}):
+        second.write_text(json.dumps(good | changed))
+        said = ctl("receipt", "--compare", str(first), str(second))
+        assert (said.code, said.out) == (Exit.FAILED, "")
+        assert f"{second} is not a receipt, or not a whole one" in said.err
+    second.write_text(json.dumps(good | {"energy_j": 0.0}))
+    said = ctl("receipt", "--compare", str(second), str(second))
+    assert said.out == "comparable: 0.0 J in the first, 0.0 J in the second\n"
     bench.client.set_ceiling(bench.gpu, "fleet", None)
 
 
@@ -265,7 +274,7 @@ REFUSED = (
     (("--since", "soon"), Exit.USAGE, "'soon' is not a time"),
     ((), Exit.USAGE, "give --since"),
     (("--job", "987654"), Exit.UNKNOWN, "the energy ledger has no job 987654"),
-    (("--compare", __file__, __file__), Exit.FAILED, "is not a receipt"),
+    (("--compare", "/proc/self/mem", __file__), Exit.FAILED, "/proc/self/mem cannot be read: "),
 )
 
 
@@ -302,5 +311,7 @@ def test_a_measurement_has_a_receipt(
     found = receipt(window)
     assert found.time_s == pytest.approx(window.time)
     assert found.gpus[0].energy_j == pytest.approx(window.gpu_energy[0], rel=0.3)
-    with pytest.raises(ZeusArgumentError, match="was not made in this process"):
-        receipt(Measurement(1.0, {0: 1.0}))
+    nothing: Any = None
+    for other in (Measurement(1.0, {0: 1.0}), nothing):
+        with pytest.raises(ZeusArgumentError, match="was not made in this process"):
+            receipt(other)

@@ -177,7 +177,8 @@ class Measurement:
     def limited(self) -> dict[int, dict[str, float]] | None:
         """Seconds in which the clocks of each GPU were limited, by GPU index and reason: power,
         heat, board, sync or reliability (`zeus_ipc.limited.REASONS`), as far as its driver counts
-        it. None: no driver does, or it cannot be known. Looked up on first access.
+        it. None: no driver does, or it cannot be known. Looked up on first access; read it before
+        you pickle or copy the measurement, as copies do not look it up.
 
         Between two readings of the driver's counters, a second apart, it is interpolated.
 

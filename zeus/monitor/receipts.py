@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusArgumentError
 from zeus.monitor.energy import Window
+from zeus.monitor.measurement import Measurement
 
 if TYPE_CHECKING:
-    from zeus.monitor.measurement import Measurement
     from zeus_ipc.receipts import Receipt
 
 
@@ -23,8 +23,7 @@ def receipt(measurement: Measurement | Window) -> Receipt:
         ZeusBaseGPUError: zeusd does not answer.
     """
     measured = measurement.measurement if isinstance(measurement, Window) else measurement
-    window = measured._window
-    if window is None:
+    if not isinstance(measured, Measurement) or measured._window is None:
         raise ZeusArgumentError("this measurement was not made in this process; use its window's")
-    lookup, begin_ns, end_ns = window
+    lookup, begin_ns, end_ns = measured._window
     return lookup.receipt(begin_ns, end_ns)

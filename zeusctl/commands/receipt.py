@@ -120,17 +120,25 @@ def _span(session: Session, subject: Subject) -> tuple[str, str]:
 
 
 def _compare(session: Session, *paths: Path) -> None:
-    try:
-        first, second = (Receipt.model_validate_json(path.read_bytes()) for path in paths)
-    except ValueError:
-        message = f"{paths[0]} or {paths[1]} is not a receipt; write one with zeusctl receipt -o"
-        raise CommandError(message) from None
+    first, second = map(_read, paths)
     reasons = differences(first, second)
     lines = [f"not comparable: {reason}" for reason in reasons]
-    if not reasons and first.energy_j and second.energy_j:
-        lines = [
-            f"comparable: {first.energy_j:.1f} J in the first, {second.energy_j:.1f} J in the "
-            f"second ({100 * (second.energy_j / first.energy_j - 1):+.1f} %)"
-        ]
+    if not reasons:
+        one_j, other_j = first.energy_j or 0.0, second.energy_j or 0.0
+        more = f" ({100 * (other_j / one_j - 1):+.1f} %)" if one_j else ""
+        lines = [f"comparable: {one_j:.1f} J in the first, {other_j:.1f} J in the second{more}"]
     session.answer(ComparisonReport(at=now(), comparable=not reasons, reasons=reasons), lines)
     click.get_current_context().exit(Exit.FAILED if reasons else Exit.OK)
+
+
+def _read(path: Path) -> Receipt:
+    try:
+        found = Receipt.model_validate_json(path.read_bytes())
+        if found.valid == bool(found.reasons) or (found.valid and found.energy_j is None):
+            raise ValueError
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        message = f"{path} is not a receipt, or not a whole one; write it with zeusctl receipt -o"
+        raise CommandError(message) from None
+    return found
