@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zeus_ipc.errors import NotSupported, SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.errors import NotSupported, SeveralGpusFailed, UnknownGpu, ZeusIpcError
 from zeus_ipc.receipts import EDGE_MS, Evidence, Receipt, Subject, receipt_of
 from zeus_ipc.requests import BUCKET_S
 
@@ -45,6 +45,7 @@ def make_receipt(
     Raises:
         ValueError: The interval is empty or ends in the future.
         LookupError: The subject used no GPU in it, as far as the reader may see.
+        UnknownGpu: zeusd does not have one of the GPUs now.
         ZeusIpcError: zeusd does not answer.
     """
     if until_ns <= since_ns:
@@ -55,14 +56,20 @@ def make_receipt(
     node = client.node()
     chosen = [gpu for gpu in node.gpus if not gpus or gpu.uuid in gpus]
     names = [gpu.uuid for gpu in chosen]
+    for gone in {*gpus}.difference(names):
+        raise UnknownGpu(
+            f"zeusd has no GPU {gone} now, so no receipt of it; `zeusctl gpus` lists those it has"
+        )
     usage, settled_ms = _usage(client, names, since_ns + utc_ns, until_ns + utc_ns)
     if subject.kind and not isinstance(usage, str):
         chosen = [gpu for gpu in chosen if any(map(subject.is_user, usage[gpu.uuid]))]
         names = [gpu.uuid for gpu in chosen]
     if not chosen:
-        what = " ".join(subject).strip() or "nobody"
+        if not subject.kind:
+            raise UnknownGpu("zeusd has no GPUs now; `zeusctl status` says why")
         raise LookupError(
-            f"{what} used no GPU in that time, as far as you may see; check --since and the GPUs"
+            f"{' '.join(subject)} used no GPU in that time, as far as you may see; check --since "
+            "and the GPUs"
         )
     domains = (
         ("power_limit", max(0, since_ns - ROW_NS), until_ns),

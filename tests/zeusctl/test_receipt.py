@@ -19,6 +19,7 @@ from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, as_nobody_says
 from zeus.exceptions import ZeusArgumentError
 from zeus.monitor import Measurement, ZeusMonitor, receipt
+from zeus_ipc.errors import UnknownGpu
 from zeus_ipc.evidence import make_receipt
 from zeus_ipc.receipts import Receipt, Subject
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
@@ -285,6 +286,12 @@ def test_a_receipt_that_cannot_be_is_refused(
     said = ctl("receipt", "0", *options) if "--compare" not in options else ctl("receipt", *options)
     assert said.code == code
     assert text in said.err
+
+
+def test_a_gpu_that_is_gone_is_not_left_out(bench: Bench) -> None:
+    since_ns = time.monotonic_ns()
+    with pytest.raises(UnknownGpu, match="zeusd has no GPU GPU-gone now"):
+        make_receipt(bench.client, since_ns, time.monotonic_ns(), [bench.gpu, "GPU-gone"])
 
 
 def test_an_interval_before_the_history_is_not_valid(ctl: Ctl) -> None:

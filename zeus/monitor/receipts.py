@@ -20,7 +20,7 @@ def receipt(measurement: Measurement | Window) -> Receipt:
 
     Raises:
         ZeusArgumentError: It was not measured in this process, or measured no GPU.
-        ZeusBaseGPUError: zeusd does not answer.
+        ZeusBaseGPUError: zeusd does not answer, or does not have one of its GPUs now.
     """
     measured = measurement.measurement if isinstance(measurement, Window) else measurement
     if not isinstance(measured, Measurement) or measured._window is None:
