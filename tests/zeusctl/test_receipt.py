@@ -260,6 +260,9 @@ def test_the_command_prints_writes_and_compares(
         said = ctl("receipt", "--compare", str(first), str(second))
         assert (said.code, said.out) == (Exit.FAILED, "")
         assert f"{second} is not a receipt, or not a whole one" in said.err
+    second.write_text(json.dumps(good | {"driver": "5\x1b[2K\ncomparable: yes"}))
+    said = ctl("receipt", "--compare", str(first), str(second))
+    assert said.out.endswith(" in the first, 5?[2K?comparable: yes in the second\n")
     second.write_text(json.dumps(good | {"energy_j": 0.0}))
     said = ctl("receipt", "--compare", str(second), str(second))
     assert said.out == "comparable: 0.0 J in the first, 0.0 J in the second\n"

@@ -121,7 +121,10 @@ def _span(session: Session, subject: Subject) -> tuple[str, str]:
 
 def _compare(session: Session, *paths: Path) -> None:
     first, second = map(_read, paths)
-    reasons = differences(first, second)
+    reasons = [
+        "".join(one if one.isprintable() else "?" for one in text)  # of a file of anyone
+        for text in differences(first, second)
+    ]
     lines = [f"not comparable: {reason}" for reason in reasons]
     if not reasons:
         one_j, other_j = first.energy_j or 0.0, second.energy_j or 0.0
