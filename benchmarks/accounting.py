@@ -31,10 +31,10 @@ from tests.support import RunningDaemon, configuration, running_daemon
 from tests.zeusd.ledger.world import START_S, World
 from zeus_ipc.charging import Method
 from zeus_ipc.requests import Allocate, Deallocate
-from zeusd.energy.accountant import Key, Position, Row, Settlement
+from zeusd.energy.accountant import ChargeRow, Key, Position, Settlement
 from zeusd.energy.split import IDLE, Account, Kind
 from zeusd.ledger.schema import FILE, open_ledger
-from zeusd.ledger.store import Store
+from zeusd.ledger.store import LedgerStore
 from zeusd.ledger.usage import By, Reader
 from zeusd.runtime.activity import Activity, Listed, PidUse
 
@@ -111,7 +111,7 @@ def size() -> None:
     rng = random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
         connection = open_ledger(folder)
-        store = Store(connection, "boot")
+        store = LedgerStore(connection, "boot")
         first = START_S // 900
         begin = time.perf_counter()
         job = accounts = 0
@@ -126,7 +126,7 @@ def size() -> None:
                         account = IDLE
                     uj = rng.randrange(10**11)
                     method = Method.NONE if account is IDLE else Method.ALLOCATED
-                    rows[Key(bucket, account, method)] = Row(
+                    rows[Key(bucket, account, method)] = ChargeRow(
                         *(uj, uj // 20, uj, uj, 3 * 10**11),
                         begin_ns=(begin_ns := bucket * 900 * 10**9 + place * 3 * 10**11),
                         end_ns=begin_ns + 3 * 10**11,

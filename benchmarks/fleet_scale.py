@@ -30,7 +30,7 @@ from zeus_fleet import wire
 from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.gpus import GpuLoad
 from zeus_fleet.jobs import ByJobs
-from zeus_fleet.messages import Budget, GrantPlan, NodeReport, NodeWork, PowerDomain, Timing
+from zeus_fleet.messages import Budget, BudgetDomain, GrantPlan, NodeReport, NodeWork, Timing
 from zeus_fleet.node import FleetCeilings, GpuRange
 from zeus_fleet.profiles import ProgressProfile
 from zeus_fleet.shells import clock_ns, run_agent
@@ -181,9 +181,9 @@ def plans() -> None:
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for count in (200, 1000, 5000):
         names = [f"n{i}" for i in range(count)]
-        site = PowerDomain("site", count * GPUS * 180_000, frozenset(names))
+        site = BudgetDomain("site", count * GPUS * 180_000, frozenset(names))
         rows = tuple(
-            PowerDomain(f"row{i}", 200 * GPUS * 190_000, frozenset(names[i : i + 200]))
+            BudgetDomain(f"row{i}", 200 * GPUS * 190_000, frozenset(names[i : i + 200]))
             for i in range(0, count, 200)
         )
         budget = Budget((site, *rows), dict.fromkeys(names, GPUS * LOW))

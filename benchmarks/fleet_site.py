@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fake_nvml.double import ALWAYS, NvmlDouble
-from zeus_fleet.messages import Budget, PowerDomain
+from zeus_fleet.messages import Budget, BudgetDomain
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import NodeInfo
@@ -167,4 +167,4 @@ class Site:
     def budget(self, watts: int) -> Budget:
         """All nodes, and no reserve: no GPU is stuck here."""
         floors = {f"n{i}": 1000 * FLOOR_W for i in range(self.nodes)}
-        return Budget((PowerDomain("site", 1000 * watts, frozenset(floors)),), floors)
+        return Budget((BudgetDomain("site", 1000 * watts, frozenset(floors)),), floors)

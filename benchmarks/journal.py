@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from zeus_ipc.controls import Control
 from zeusd.core.entries import Loss, PendingRestore
-from zeusd.core.model import Process
-from zeusd.runtime.journal import Change, Journal
+from zeusd.core.model import ProcessIdentity
+from zeusd.runtime.journal import EntryChange, Journal
 
 SLEEPERS, LOST = 205, 21
 CHANGES = 10_000
@@ -28,7 +28,11 @@ ROUNDS = 10
 
 def entry(milliwatts: int) -> PendingRestore:
     return PendingRestore(
-        *("GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8", Control.POWER_LIMIT, Process(4711, 987_654)),
+        *(
+            "GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8",
+            Control.POWER_LIMIT,
+            ProcessIdentity(4711, 987_654),
+        ),
         *(1000, "0f1e2d3c4b5a", 123_456_789, 15_000_000_000, (250_000,)),
         ((150_000,), (milliwatts,)),
     )
@@ -38,19 +42,24 @@ def journal(folder: str, name: str, entries: int) -> Journal:
     opened = Journal(folder, name, "boot")
     opened.open()
     losses = [
-        Loss(f"GPU-{number % 8}", Control.POWER_LIMIT, Process(number, number), "it was silent")
+        Loss(
+            f"GPU-{number % 8}",
+            Control.POWER_LIMIT,
+            ProcessIdentity(number, number),
+            "it was silent",
+        )
         for number in range(entries)
     ]
-    opened.commit([Change(loss.key, loss) for loss in losses])
+    opened.commit([EntryChange(loss.key, loss) for loss in losses])
     return opened
 
 
 def put(kept: Journal, number: int) -> None:
-    kept.commit([Change("pending/one", entry(number), intent=True)])
+    kept.commit([EntryChange("pending/one", entry(number), intent=True)])
 
 
 def note(kept: Journal, number: int) -> None:
-    kept.commit([Change("pending/one", entry(number))], sync=False)
+    kept.commit([EntryChange("pending/one", entry(number))], sync=False)
 
 
 def each(kept: Journal, action: Callable[[Journal, int], None], count: int) -> list[float]:

@@ -43,7 +43,7 @@ from rich.table import Table
 
 from zeus.optimizer.power_limit.adaptive import REACH, Adaptive
 from zeus.optimizer.power_limit.choice import choose
-from zeus.optimizer.power_limit.estimates import LimitCurve, Sample
+from zeus.optimizer.power_limit.estimates import LimitCurve, SettingSample
 from zeus.optimizer.power_limit.planner import costs_of
 from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.optimizer.power_limit.selectors import (
@@ -156,7 +156,7 @@ class Training:
         self.true_j += time_s * power_w
         return took_s, joules
 
-    def window(self, steps: int) -> Sample:
+    def window(self, steps: int) -> SettingSample:
         """Runs and measures steps."""
         begin = self.steps
         took = [self.step() for _ in range(steps)]
@@ -164,12 +164,12 @@ class Training:
         joules = sum(one[1] for one in took) + self.random.gauss(0, error)
         limit = self.limits_mw[self.at]
         seconds = sum(one[0] for one in took)
-        return Sample(limit, steps, max(joules, 1e-6), seconds, 2 * error, begin + steps / 2)
+        return SettingSample(limit, steps, max(joules, 1e-6), seconds, 2 * error, begin + steps / 2)
 
 
 def search(training: Training, strategy: Search, selector: OptimumSelector) -> int:
     """Runs a search to its end. Returns the chosen limit, mW."""
-    late: list[tuple[float, Sample]] = []
+    late: list[tuple[float, SettingSample]] = []
     current = training.limits_mw[training.at]
     trial = strategy.next(current, training.steps)
     while trial is not None or late:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.zeusctl.probe.stand_in import START_NS, StandInLoad, stand_in
 from zeusctl.probe.driver import Clock
 from zeusctl.probe.run import ProbeTiming, probe
-from zeusctl.probe.simulated import SimulatedDriver
+from zeusctl.probe.simulated import ProbedSimulation
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.energy.probed.report import ProbedGpu, ProbeReport
 
@@ -151,7 +151,7 @@ def _lies() -> Iterator[Row]:
 
 def _simulated(key: str, spec: str) -> tuple[list[Row], float, float]:
     begin_s = time.monotonic()
-    driver = SimulatedDriver(spec)
+    driver = ProbedSimulation(spec)
     report = probe(driver, ProbeTiming(calls=1), load_on=driver.load_on)
     gpu, sensor = report.gpus[0], DEVICES[key].sensor
     period = gpu.sensors["power_instant_mw"].period

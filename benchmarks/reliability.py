@@ -46,10 +46,10 @@ from tests.support import (
     wait_for,
 )
 from zeus_ipc.charging import Method
-from zeusd.energy.accountant import BUCKET_S, Key, Position, Row, Settlement
+from zeusd.energy.accountant import BUCKET_S, ChargeRow, Key, Position, Settlement
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
-from zeusd.ledger.store import BUCKETS_PER_DAY, Store
+from zeusd.ledger.store import BUCKETS_PER_DAY, LedgerStore
 
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
 LIMIT = 250_000
@@ -131,11 +131,11 @@ def measure_restore(runs: int) -> None:
 
 def fill_ledger(directory: Path) -> None:
     """Writes a year of a busy node: each GPU has another job every six hours."""
-    store = Store(open_ledger(directory), "an earlier boot")
+    store = LedgerStore(open_ledger(directory), "an earlier boot")
     last = int(time.time()) // BUCKET_S
     buckets = range(last - 365 * BUCKETS_PER_DAY, last)
     uj = 300 * BUCKET_S * 1_000_000
-    used = Row(uj, 0, uj, uj, BUCKET_S * 1_000_000_000)
+    used = ChargeRow(uj, 0, uj, uj, BUCKET_S * 1_000_000_000)
     for gpu in range(GPUS):
         rows = {}
         for bucket in buckets:

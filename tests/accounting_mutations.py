@@ -79,7 +79,7 @@ BOUNDS = (
 KILLS = (
     Mutation(
         "rows and the position of the meter are one transaction",
-        "zeusd.ledger.store.Store.settle",
+        "zeusd.ledger.store.LedgerStore.settle",
         instead("_transaction", "contextlib.nullcontext()"),
         (
             "tests/zeusd/ledger/test_accounts.py::"
@@ -107,7 +107,7 @@ KILLS = (
 REBOOTS = (
     Mutation(
         "a position is of its boot",
-        "zeusd.ledger.store.Store.positions",
+        "zeusd.ledger.store.LedgerStore.positions",
         instead(
             "execute",
             'self._db.execute("SELECT uuid, t_ns, energy_uj FROM position JOIN gpu ON id = gpu")',
@@ -132,7 +132,7 @@ REBOOTS = (
     ),
     Mutation(
         "a power failure cuts between settlements",
-        "zeusd.ledger.store.Store.settle",
+        "zeusd.ledger.store.LedgerStore.settle",
         instead("_transaction", "contextlib.nullcontext()"),
         (
             "tests/zeusd/ledger/test_damage.py::test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees",

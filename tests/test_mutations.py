@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         "no profile is leased beside a limit unless that is asked",
-        "zeusd.core.requests.Requests._submit",
+        "zeusd.core.requests.RequestAnswers._submit",
         drop("_excluded"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
@@ -89,7 +89,7 @@ MUTATIONS = (
     Mutation(
         "watch of a holder",
         "zeusd.core.holding.LeaseState._watch",
-        drop("Watch"),
+        drop("WatchProcess"),
         (
             "tests/zeusd/core/test_core.py::"
             "test_the_death_of_the_holder_restores_all_its_controls_and_no_others",
@@ -220,7 +220,7 @@ MUTATIONS = (
     Mutation(
         "compare before set",
         "zeusd.runtime.workers.write_checked",
-        drop("Refused", "before"),
+        drop("WriteRefused", "before"),
         ("tests/zeusd/runtime/test_workers.py",),
     ),
     Mutation(
@@ -513,13 +513,13 @@ MUTATIONS = (
     ),
     Mutation(
         "leases per user",
-        "zeusd.core.requests.Requests._too_much",
+        "zeusd.core.requests.RequestAnswers._too_much",
         never("held"),
         ("tests/zeusd/core/test_access.py",),
     ),
     Mutation(
         "losses per user",
-        "zeusd.core.requests.Requests._too_much",
+        "zeusd.core.requests.RequestAnswers._too_much",
         never("lost"),
         ("tests/zeusd/core/test_access.py",),
     ),
@@ -567,7 +567,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a session of the driver that died is opened again",
-        "zeusd.runtime.driver.Driver.check",
+        "zeusd.runtime.driver.DriverThreads.check",
         drop("_close"),
         ("tests/system/test_problems.py",),
     ),

@@ -40,7 +40,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class PowerDomain:
+class BudgetDomain:
     """Nodes with an upper bound on the sum of their limits: a site, a row, a rack.
 
     Attributes:
@@ -92,7 +92,7 @@ class Budget:
         ValueError: A domain's limit is below its floors and reserve, or the first lacks a node.
     """
 
-    domains: tuple[PowerDomain, ...]
+    domains: tuple[BudgetDomain, ...]
     floors_mw: Mapping[str, int]
     leaving: frozenset[str] = frozenset()
     standing_mw: int | None = None
@@ -125,11 +125,11 @@ class Budget:
         object.__setattr__(self, "spare_mw", spare)
 
     @property
-    def site(self) -> PowerDomain:
+    def site(self) -> BudgetDomain:
         """The domain of all nodes."""
         return self.domains[0]
 
-    def domains_of(self, node: str) -> list[PowerDomain]:
+    def domains_of(self, node: str) -> list[BudgetDomain]:
         """The domains that contain a node."""
         return [domain for domain in self.domains if node in domain.nodes]
 

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from zeus_fleet.messages import (
     Budget,
+    BudgetDomain,
     Grant,
     GrantPlan,
     LimitEvent,
     NodeReport,
     NodeWork,
-    PowerDomain,
 )
 from zeus_fleet.profiles import ProgressProfile, monotone
 from zeus_fleet.quantities import MAX_MW, Power
@@ -218,7 +218,7 @@ def budget_from(data: bytes) -> Budget:
     with _reading("the budget"):
         read = parse(data, MAX_SHARED)
         domains = tuple(
-            PowerDomain(
+            BudgetDomain(
                 one["name"], _mw(one["limit_mw"]), frozenset(one["nodes"]), _mw(one["reserve_mw"])
             )
             for one in read["domains"]
@@ -275,8 +275,8 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
         ) from None
     if strange := read.leaving - read.nodes.keys():
         raise ValueError(f"{min(strange)} is leaving, but has no floor; list it in [nodes]")
-    site = PowerDomain(read.name, read.limit_w, frozenset(read.nodes), read.reserve_w)
-    others = (PowerDomain(one.name, one.limit_w, one.nodes, one.reserve_w) for one in read.domain)
+    site = BudgetDomain(read.name, read.limit_w, frozenset(read.nodes), read.reserve_w)
+    others = (BudgetDomain(one.name, one.limit_w, one.nodes, one.reserve_w) for one in read.domain)
     return Budget((site, *others), read.nodes, read.leaving)
 
 

@@ -27,7 +27,7 @@ class Method(str, Enum):
     """Accounts changed while the GPU could not be read: as if its power had been constant."""
 
 
-class Bounds(str, Enum):
+class ChargeBasis(str, Enum):
     """The basis of a charge's bounds, the most certain first."""
 
     EXACT = "exact"
@@ -39,15 +39,15 @@ class Bounds(str, Enum):
     """The activity that the driver reports: correct if its samples are complete."""
 
 
-BOUNDS: dict[Method, Bounds] = {
-    Method.ALLOCATED: Bounds.EXACT,
-    Method.WEIGHTS: Bounds.PRESENCE,
-    Method.EXCLUSIVE: Bounds.EXACT,
-    Method.UTILIZATION: Bounds.ACTIVITY,
-    Method.EQUAL: Bounds.PRESENCE,
-    Method.NONE: Bounds.EXACT,
-    Method.SLICES: Bounds.PRESENCE,
-    Method.UNREAD: Bounds.PRESENCE,
+BOUNDS: dict[Method, ChargeBasis] = {
+    Method.ALLOCATED: ChargeBasis.EXACT,
+    Method.WEIGHTS: ChargeBasis.PRESENCE,
+    Method.EXCLUSIVE: ChargeBasis.EXACT,
+    Method.UTILIZATION: ChargeBasis.ACTIVITY,
+    Method.EQUAL: ChargeBasis.PRESENCE,
+    Method.NONE: ChargeBasis.EXACT,
+    Method.SLICES: ChargeBasis.PRESENCE,
+    Method.UNREAD: ChargeBasis.PRESENCE,
 }
 """The basis of each method's bounds."""
 
@@ -60,10 +60,10 @@ REASONS: dict[Method, str] = {
 }
 """Returns why a method gives an estimate; without commas, for tables."""
 
-_ORDER = tuple(Bounds)
+_ORDER = tuple(ChargeBasis)
 
 
-def bounds_of(methods: Iterable[str], meet: bool = False) -> Bounds:
+def bounds_of(methods: Iterable[str], meet: bool = False) -> ChargeBasis:
     """Returns the basis of a sum's bounds: of several methods, the least certain one.
 
     Args:
@@ -72,8 +72,8 @@ def bounds_of(methods: Iterable[str], meet: bool = False) -> Bounds:
     """
     known = {method.value: BOUNDS[method] for method in Method}
     kinds = [known.get(one, _ORDER[-1]) for one in methods]
-    found = max(kinds, key=_ORDER.index, default=Bounds.EXACT)
-    return Bounds.EXACT if meet and found is Bounds.PRESENCE else found
+    found = max(kinds, key=_ORDER.index, default=ChargeBasis.EXACT)
+    return ChargeBasis.EXACT if meet and found is ChargeBasis.PRESENCE else found
 
 
 def reason_of(methods: Iterable[str]) -> str:

@@ -86,7 +86,7 @@ class ZeusIpcError(Exception):
         message: One sentence: what failed, on which GPU, why, and what to do.
         gpu: UUID of the GPU concerned, if any.
         details: Further facts by name: who holds a lease; if a device refused, `outcome` (see
-            `zeusd.devices.port.Outcome`), `device_code` and `device_call`.
+            `zeusd.devices.port.CallOutcome`), `device_code` and `device_call`.
     """
 
     code: str = ErrorCode.INTERNAL

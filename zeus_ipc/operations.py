@@ -15,7 +15,7 @@ from zeus_ipc.replies import (
     AuditRecords,
     CeilingSet,
     Deallocated,
-    Done,
+    EmptyResult,
     EnergyReading,
     Forgotten,
     GpuProcesses,
@@ -106,10 +106,10 @@ RESET = Operation(Reset, Applied, "gpus")
 ACQUIRE = Operation(Acquire, Acquired, "gpus")
 RELEASE = Operation(Release, Released)
 RESTORE = Operation(Restore, Restored, "gpus")
-PERSIST = Operation(Persist, Done, "gpus")
+PERSIST = Operation(Persist, EmptyResult, "gpus")
 SET_CEILING = Operation(SetCeiling, CeilingSet, "gpus")
-PUBLISH_PROFILE = Operation(PublishProfile, Done, "gpus")
-ALLOCATE = Operation(Allocate, Done, "gpus")
+PUBLISH_PROFILE = Operation(PublishProfile, EmptyResult, "gpus")
+ALLOCATE = Operation(Allocate, EmptyResult, "gpus")
 DEALLOCATE = Operation(Deallocate, Deallocated)
 USAGE = Operation(GetUsage, Usage)
 FORGET_USER = Operation(ForgetUser, Forgotten)

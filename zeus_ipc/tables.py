@@ -70,7 +70,7 @@ class TableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """Some rows of a table.
 
     Attributes:
@@ -120,7 +120,7 @@ def read(
 
 def read_columns(
     source: Source, row: Callable[..., Any], aliases: Mapping[str, str] | None = None
-) -> Iterator[Part]:
+) -> Iterator[TablePart]:
     """Reads a table by columns, some rows at a time; see `read`."""
     fields = _fields(row)
     for part in _parts(source, fields, aliases or {}):
@@ -362,7 +362,7 @@ def _in_words(known: Mapping[str, Any]) -> str:
 
 def _parts(
     source: Source, fields: Mapping[str, _Column], aliases: Mapping[str, str]
-) -> Iterator[Part]:
+) -> Iterator[TablePart]:
     if isinstance(source, Mapping):
         yield _of_columns(Path("the table"), source, fields, aliases)
         return
@@ -384,11 +384,11 @@ def _of_columns(
     columns: Mapping[str, Sequence[Any]],
     fields: Mapping[str, _Column],
     aliases: Mapping[str, str],
-) -> Part:
+) -> TablePart:
     chosen = _chosen(str(path), list(columns), fields, aliases)
     cells = list(columns.values())
     found = {name: cells[at] for name, at in chosen.items()}
-    return Part(path, "row", range(1, 1 + len(cells[0])), found)
+    return TablePart(path, "row", range(1, 1 + len(cells[0])), found)
 
 
 def _parquet(
@@ -396,7 +396,7 @@ def _parquet(
     binary: IO[bytes],
     fields: Mapping[str, _Column],
     aliases: Mapping[str, str],
-) -> Iterator[Part]:
+) -> Iterator[TablePart]:
     arrow, parquet = pyarrow()
     try:
         with parquet.ParquetFile(binary) as file:
@@ -409,7 +409,7 @@ def _parquet(
                     for name, n in chosen.items()
                 }
                 if batch.num_rows:
-                    yield Part(path, "row", range(base, base + batch.num_rows), columns)
+                    yield TablePart(path, "row", range(base, base + batch.num_rows), columns)
                 base += batch.num_rows
     except (arrow.ArrowException, OSError) as error:
         said = str(error).strip().partition("\n")[0]
@@ -436,7 +436,7 @@ def _csv(
     binary: io.BufferedReader,
     fields: Mapping[str, _Column],
     aliases: Mapping[str, str],
-) -> Iterator[Part]:
+) -> Iterator[TablePart]:
     reader = csv.reader(_text(path, binary), skipinitialspace=True)
     header = next(reader, [])
     chosen = _chosen(f"{path}, line 1", header, fields, aliases)
@@ -451,7 +451,7 @@ def _csv(
         if not all(map(any, found)):  # blank lines, also those of spreadsheets
             lines = [line for line, row in zip(lines, found, strict=True) if any(row)]
             found = [row for row in found if any(row)]
-        part = Part(path, "line", lines, {})
+        part = TablePart(path, "line", lines, {})
         if set(map(len, found)) - {width}:
             _miscounted(part, found, width)
         turned = list(zip(*found, strict=True))
@@ -459,7 +459,7 @@ def _csv(
             yield replace(part, columns={name: turned[at] for name, at in chosen.items()})
 
 
-def _miscounted(part: Part, found: Sequence[Sequence[str]], width: int) -> NoReturn:
+def _miscounted(part: TablePart, found: Sequence[Sequence[str]], width: int) -> NoReturn:
     n = next(n for n, row in enumerate(found) if len(row) != width)
     count = len(found[n])
     commas = "; are there decimal commas? Write 1.5" if count > width else ""

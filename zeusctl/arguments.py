@@ -42,7 +42,7 @@ class Duration(ParamType):
             self.fail(str(error), param, ctx)
 
 
-class User(ParamType):
+class UserArgument(ParamType):
     """A user's name or number, as a number."""
 
     name = "USER"

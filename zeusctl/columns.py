@@ -24,7 +24,7 @@ from zeusctl.text import table
 if TYPE_CHECKING:
     from typing_extensions import Self, dataclass_transform
 
-    from zeusctl.reports import Report
+    from zeusctl.reports import ReportHeader
 else:
 
     def dataclass_transform(**_):
@@ -61,7 +61,7 @@ E = TypeVar("E")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Metric(NamedTuple):
+class ExporterMetric(NamedTuple):
     """A field as a metric of the exporter.
 
     Attributes:
@@ -76,7 +76,7 @@ class Metric(NamedTuple):
     values: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Metric:
+    def parse(cls, text: str) -> ExporterMetric:
         """A metric from `NAME{LABEL=VALUE,LABEL} HELP`; only the first of a name needs a help."""
         head, _, help_text = text.partition(" ")
         name, _, labels = head.removesuffix("}").partition("{")
@@ -102,7 +102,7 @@ class Column(Generic[E]):
         source: The attribute of zeusd's reply, or what makes the value of the replies; empty: the
             attribute of the field's name, in the reply's unit.
         part: The entity that it is.
-        metric: As `Metric.parse` takes it; empty: none.
+        metric: As `ExporterMetric.parse` takes it; empty: none.
         optional: Whether it may be None, as an empty text is then.
     """
 
@@ -178,7 +178,7 @@ class Column(Generic[E]):
 
     def samples(self, item: E) -> Iterator[tuple[tuple[str, ...], float]]:
         """Values of its metric's labels, each with a number in Prometheus's unit."""
-        values = Metric.parse(self.metric).values
+        values = ExporterMetric.parse(self.metric).values
         value, scale = self.value(item), _OF_METRICS.get(self.unit, 1)
         if isinstance(value, str):
             yield (*values, value), 1
@@ -358,7 +358,7 @@ class Output(Generic[E]):
 
     def run(
         self,
-        look: Callable[[], Report],
+        look: Callable[[], ReportHeader],
         text: Callable[[Any], Iterable[str]],
         items: Callable[[Any], Iterable[E]],
     ) -> None:
@@ -376,7 +376,7 @@ class Output(Generic[E]):
 
     def _lines(
         self,
-        report: Report,
+        report: ReportHeader,
         text: Callable[[Any], Iterable[str]],
         items: Callable[[Any], Iterable[E]],
         first: bool,

@@ -517,7 +517,7 @@ class Ceiling(Entity):
     user: str = column("SET BY", source=_user)
 
 
-class Setting(Entity):
+class SetValue(Entity):
     """A value that was set on one GPU."""
 
     gpu: int
@@ -681,7 +681,7 @@ class UsedEnergy(Entity):
     rack1`."""
 
 
-class Sample(Entity):
+class RecordedSample(Entity):
     """A sample of a GPU: a row of a recording."""
 
     time: float | None

@@ -24,7 +24,7 @@ REPLICA = "::"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuPart:
     """A part of a GPU.
 
     Attributes:
@@ -42,7 +42,7 @@ class Part:
 class Devices:
     """The devices of a node by the names that resource managers have for them."""
 
-    def __init__(self, gpus: Sequence[GpuInfo], split: Mapping[str, Part] | None = None) -> None:
+    def __init__(self, gpus: Sequence[GpuInfo], split: Mapping[str, GpuPart] | None = None) -> None:
         self.gpus = gpus
         self._parts = {name.lower(): part for name, part in (split or {}).items()}
         for gpu in gpus:
@@ -51,13 +51,13 @@ class Devices:
             names = [gpu.uuid, file, gpu.pci_address, gpu.pci_address[4:]]
             if number_of(file) == gpu.index:
                 names.append(str(gpu.index))
-            self._parts |= {name.lower(): Part(gpu.uuid) for name in names if name}
+            self._parts |= {name.lower(): GpuPart(gpu.uuid) for name in names if name}
             # As GKE's plugin names MIG devices: by the GPU's file, and the instance's number.
             for part in (split or {}).values():
                 if part.gpu == gpu.uuid and part.instance is not None:
                     self._parts[f"{file}/gi{part.instance}"] = part
 
-    def find(self, device: str) -> Part | None:
+    def find(self, device: str) -> GpuPart | None:
         """The GPU or part that a name means; None: it is not known."""
         name, _, share = device.partition(REPLICA)
         part = self._parts.get(name.lower().removeprefix("/dev/"))
@@ -70,26 +70,26 @@ def number_of(file: str) -> int | None:
     return None if found is None else int(found[2]) - (128 if found[1] else 0)
 
 
-def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, Part]:
+def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, GpuPart]:
     """Returns the present MIG devices of GPUs, by UUID."""
     split = [gpu.uuid for gpu in gpus if gpu.mig_enabled]
     found = client.processes(split) if split else {}
     return {
-        one.uuid: Part(uuid, one.slices, one.of, one.gpu_instance)
+        one.uuid: GpuPart(uuid, one.slices, one.of, one.gpu_instance)
         for uuid, listed in found.items()
         for one in listed.mig_devices
     }
 
 
-def together(parts: Iterable[Part]) -> list[Part]:
+def together(parts: Iterable[GpuPart]) -> list[GpuPart]:
     """Returns one part for each GPU: several of one GPU are added up."""
-    found: dict[str, Part] = {}
+    found: dict[str, GpuPart] = {}
     for part in parts:
         known = found.get(part.gpu)
         if known is not None:
             whole = not part.weight or not known.weight
             weight = 0 if whole else part.weight + known.weight
-            part = Part(part.gpu, weight, 0 if whole else max(part.parts, known.parts))
+            part = GpuPart(part.gpu, weight, 0 if whole else max(part.parts, known.parts))
         found[part.gpu] = part
     return list(found.values())
 
@@ -105,7 +105,7 @@ class Holding:
 
     kind: str
     name: str
-    part: Part
+    part: GpuPart
     run: str = ""
     control_group: str = ""
 
@@ -123,7 +123,7 @@ class Holding:
         )
 
 
-class Allocations:
+class ManagedAllocations:
     """Keeps zeusd's allocations in step with what a resource manager says.
 
     Args:

@@ -11,10 +11,10 @@ from typing import IO, Any, NamedTuple
 
 from zeus_ipc import tables
 from zeus_ipc.atomic import replacing
-from zeusctl.entities import Sample
+from zeusctl.entities import RecordedSample
 from zeusctl.exits import CommandError
 
-COLUMNS = tables.kinds(Sample)
+COLUMNS = tables.kinds(RecordedSample)
 """Columns of a recording, and what they hold."""
 
 _ROWS_AT_ONCE = 4096
@@ -117,7 +117,7 @@ def read(path: Path) -> list[Recording]:
     by_gpu: dict[int, Recording] = {}
     numbers = [name for name, kind in COLUMNS.items() if kind is not str]
     try:
-        for _, row in tables.read(path, Sample):
+        for _, row in tables.read(path, RecordedSample):
             empty = Recording(row.gpu, {name: [] for name in numbers})
             for name, values in by_gpu.setdefault(row.gpu, empty).columns.items():
                 values.append(getattr(row, name))

@@ -28,11 +28,11 @@ from zeusctl.entities import (
     Outcome,
     Permitted,
     Process,
-    Setting,
+    SetValue,
     UsedEnergy,
 )
 
-REPORTS: dict[str, type[Report]] = {}
+REPORTS: dict[str, type[ReportHeader]] = {}
 """Reports by the name in their schema."""
 
 
@@ -41,7 +41,7 @@ def _plain(one: Any) -> Any:
     return one.isoformat() if isinstance(one, datetime) else vars(one)
 
 
-class Report(Entity):
+class ReportHeader(Entity):
     """The fields that begin every report."""
 
     SCHEMA: ClassVar[str]
@@ -65,7 +65,7 @@ class Report(Entity):
         return json.dumps(self, ensure_ascii=False, **form)
 
 
-class StatusReport(Report, name="status"):
+class StatusReport(ReportHeader, name="status"):
     """`zeusctl status`."""
 
     node: Node
@@ -78,7 +78,7 @@ class StatusReport(Report, name="status"):
     """Superchips, each once."""
 
 
-class ProcessesReport(Report, name="processes"):
+class ProcessesReport(ReportHeader, name="processes"):
     """`zeusctl processes`."""
 
     processes: list[Process]
@@ -86,14 +86,14 @@ class ProcessesReport(Report, name="processes"):
     """Why those of other GPUs cannot be listed."""
 
 
-class LeasesReport(Report, name="leases"):
+class LeasesReport(ReportHeader, name="leases"):
     """`zeusctl leases`."""
 
     leases: list[Lease]
     ceilings: list[Ceiling]
 
 
-class GpusReport(Report, name="gpus"):
+class GpusReport(ReportHeader, name="gpus"):
     """`zeusctl gpus`."""
 
     gpus: list[KnownGpu]
@@ -118,7 +118,7 @@ def _clocks(control: str) -> Callable[[ShowReport], str]:
     return text
 
 
-class ShowReport(Report, name="show"):
+class ShowReport(ReportHeader, name="show"):
     """`zeusctl show`."""
 
     known: KnownGpu = column(title="split", page=_split)
@@ -136,16 +136,16 @@ class ShowReport(Report, name="show"):
 SHOW: Columns[ShowReport] = columns_of(ShowReport)
 
 
-class SetReport(Report, name="set"):
+class SetReport(ReportHeader, name="set"):
     """`zeusctl set`, when the values are in force."""
 
-    settings: list[Setting]
+    settings: list[SetValue]
     kept: str
     """command: while it runs. process: until Ctrl-C. persisted: until `zeusctl reset`. ceiling: as
     a bound for everyone (--ceiling)."""
 
 
-class ResetReport(Report, name="reset"):
+class ResetReport(ReportHeader, name="reset"):
     """`zeusctl reset`."""
 
     outcomes: list[Outcome]
@@ -153,13 +153,13 @@ class ResetReport(Report, name="reset"):
     """Leases that others lost as a result."""
 
 
-class ReleaseReport(Report, name="release"):
+class ReleaseReport(ReportHeader, name="release"):
     """`zeusctl release`."""
 
     released: int
 
 
-class MeasureReport(Report, name="measure"):
+class MeasureReport(ReportHeader, name="measure"):
     """`zeusctl measure`."""
 
     command: list[str]
@@ -170,7 +170,7 @@ class MeasureReport(Report, name="measure"):
     """Of all GPUs together."""
 
 
-class Done(Report, name="done"):
+class FileWritten(ReportHeader, name="done"):
     """`zeusctl record`, `plot` and `man`: the file written."""
 
     path: str
@@ -178,7 +178,7 @@ class Done(Report, name="done"):
     """Samples, points or pages."""
 
 
-class QuiesceReport(Report, name="quiesce"):
+class QuiesceReport(ReportHeader, name="quiesce"):
     """`zeusctl quiesce`."""
 
     quiesced: bool
@@ -188,13 +188,13 @@ class QuiesceReport(Report, name="quiesce"):
     """Controls that could not be restored before closing."""
 
 
-class ResumeReport(Report, name="resume"):
+class ResumeReport(ReportHeader, name="resume"):
     """`zeusctl resume`."""
 
     gpus: list[KnownGpu]
 
 
-class EnergyReport(Report, name="energy"):
+class EnergyReport(ReportHeader, name="energy"):
     """`zeusctl energy`."""
 
     by: str
@@ -205,7 +205,7 @@ class EnergyReport(Report, name="energy"):
     """The first day in the ledger; None: it is empty."""
 
 
-class AllocateReport(Report, name="allocate"):
+class AllocateReport(ReportHeader, name="allocate"):
     """`zeusctl allocate`."""
 
     kind: str
@@ -213,13 +213,13 @@ class AllocateReport(Report, name="allocate"):
     gpus: list[int]
 
 
-class AllocationsReport(Report, name="allocations"):
+class AllocationsReport(ReportHeader, name="allocations"):
     """`zeusctl allocations`."""
 
     allocations: list[Allocation]
 
 
-class DeallocateReport(Report, name="deallocate"):
+class DeallocateReport(ReportHeader, name="deallocate"):
     """`zeusctl deallocate`."""
 
     kind: str
@@ -230,21 +230,21 @@ class DeallocateReport(Report, name="deallocate"):
     """Its energy, run by run."""
 
 
-class ForgetReport(Report, name="forget"):
+class ForgetReport(ReportHeader, name="forget"):
     """`zeusctl forget`."""
 
     accounts: int
     """Number of the user's accounts."""
 
 
-class DoctorReport(Report, name="doctor"):
+class DoctorReport(ReportHeader, name="doctor"):
     """`zeusctl doctor`."""
 
     healthy: bool
     checks: list[Check]
 
 
-class ComparisonReport(Report, name="comparison"):
+class ComparisonReport(ReportHeader, name="comparison"):
     """`zeusctl receipt --compare`."""
 
     comparable: bool
@@ -252,7 +252,7 @@ class ComparisonReport(Report, name="comparison"):
     """Why not."""
 
 
-class AuditReport(Report, name="audit"):
+class AuditReport(ReportHeader, name="audit"):
     """`zeusctl audit`."""
 
     events: list[Event]
@@ -260,7 +260,7 @@ class AuditReport(Report, name="audit"):
     """Number of older records that only zeusd's log still has."""
 
 
-class Failed(Report, name="error"):
+class Failed(ReportHeader, name="error"):
     """The output of a verb that fails with `--json`; the message is on standard error too."""
 
     code: str

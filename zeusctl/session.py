@@ -26,8 +26,8 @@ from zeusctl.text import indices
 if TYPE_CHECKING:
     from zeus_ipc import Client
     from zeus_ipc.replies import GpuInfo, NodeInfo
-    from zeusctl.parts import Part
-    from zeusctl.reports import Report
+    from zeusctl.parts import GpuPart
+    from zeusctl.reports import ReportHeader
 
 TIMEOUT_S = 10.0
 
@@ -166,7 +166,7 @@ class Session:
         there += [PastGpu(uuid) for uuid in gone if uuid is not None]
         return [gpu.uuid for gpu in select(selection, there)]
 
-    def slurm_parts(self, shares: bool = True) -> list[Part]:
+    def slurm_parts(self, shares: bool = True) -> list[GpuPart]:
         """Returns what the Slurm job of this Prolog or Epilog has of the node's GPUs.
 
         Raises:
@@ -217,7 +217,7 @@ class Session:
 
     def answer(
         self,
-        report: Report,
+        report: ReportHeader,
         lines: Iterable[str] | Callable[[], Iterable[str]],
         *,
         err: bool = False,
@@ -231,9 +231,9 @@ class Session:
 
     def done(self, path: object, rows: int, *lines: str, err: bool = False) -> None:
         """Reports what was written to a file or folder: as JSON if requested, else these lines."""
-        from zeusctl.reports import Done
+        from zeusctl.reports import FileWritten
 
-        self.answer(Done(at=now(), path=str(path), rows=rows), lines, err=err)
+        self.answer(FileWritten(at=now(), path=str(path), rows=rows), lines, err=err)
 
 
 def now() -> datetime:

@@ -25,7 +25,7 @@ from zeus_ipc.checks import on_the_bus
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeusctl.exits import USAGE, CommandError
-from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, together
+from zeusctl.parts import MIG, UUIDS, Devices, GpuPart, number_of, together
 from zeusctl.text import indices
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def parts_of(
     hostname: str,
     root: str = "/",
     shares: bool = True,
-) -> list[Part]:
+) -> list[GpuPart]:
     """Returns what the job has of the node's GPUs, which may be nothing.
 
     Args:
@@ -120,7 +120,7 @@ def parts_of(
                     "another gres.conf"
                 )
     share = _share(environment, gres) if shares else (0, 0)
-    return together(part if part.weight else Part(part.gpu, *share) for part in found)
+    return together(part if part.weight else GpuPart(part.gpu, *share) for part in found)
 
 
 def _uuids(environment: Mapping[str, str]) -> list[str]:
@@ -152,7 +152,7 @@ def _refusal(message: str) -> CommandError:
     return CommandError(message, ErrorCode.UNKNOWN_GPU)
 
 
-def _known(part: Part | None, name: str) -> Part:
+def _known(part: GpuPart | None, name: str) -> GpuPart:
     if part is None:
         raise _refusal(
             f"Slurm gave the job the GPU {name}, which zeusd does not know; `zeusctl gpus` lists "
@@ -164,7 +164,7 @@ def _known(part: Part | None, name: str) -> Part:
 # ------------------------------------------------------------------------------------- positions
 
 
-def _at(positions: Sequence[int], gres: Gres, devices: Devices, root: str) -> list[Part]:
+def _at(positions: Sequence[int], gres: Gres, devices: Devices, root: str) -> list[GpuPart]:
     if gres.slots and not gres.detected:
         if max(positions) >= len(gres.slots):
             raise _refusal(
@@ -192,7 +192,7 @@ def _at(positions: Sequence[int], gres: Gres, devices: Devices, root: str) -> li
             )
         uuid = next(iter(meant), None)
         found.append(
-            _known(None if uuid is None else Part(uuid), f"at position {position} of its list")
+            _known(None if uuid is None else GpuPart(uuid), f"at position {position} of its list")
         )
     return found
 

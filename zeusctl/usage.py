@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zeus_ipc.charging import Bounds, bounds_of, reason_of
+from zeus_ipc.charging import ChargeBasis, bounds_of, reason_of
 from zeus_ipc.text import count
 from zeus_ipc.text import energy as energy_text
 from zeusctl.columns import Column, with_headings
@@ -122,14 +122,14 @@ def reported(
         return datetime.fromtimestamp(t_s, timezone.utc).astimezone(where)
 
     meet = one.lower_uj == one.upper_uj
-    kind = Bounds.EXACT if meet and one.kind in WHOLES else bounds_of(one.methods, meet)
-    reason = "" if kind is Bounds.EXACT else reason_of(one.methods)
+    kind = ChargeBasis.EXACT if meet and one.kind in WHOLES else bounds_of(one.methods, meet)
+    reason = "" if kind is ChargeBasis.EXACT else reason_of(one.methods)
     return UsedEnergy.of(
         one,
         gpu=(gpus or {}).get(one.name) if one.kind == "gpu" else None,
         since=at(ends[one.interval]),
         until=at(ends[one.interval + 1]),
-        exact=kind is Bounds.EXACT,
+        exact=kind is ChargeBasis.EXACT,
         bounds=kind.value,
         reason=one.name if one.kind == "unattributed" else reason,
         begin=at(one.begin_s) if one.begin_s else None,

@@ -27,12 +27,12 @@ from zeus_ipc.paths import DEFAULT_SOCKET_PATH
 from zeus_ipc.wire import MegaHertz, explain, matching
 from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
 from zeusd.core.policy import (
+    CoreSettings,
     GpuRule,
     LeaseTerms,
     LedgerAccess,
     OutsideChange,
     RestorePower,
-    Settings,
     SitePolicy,
 )
 from zeusd.devices.vendors import SYSFS, Options
@@ -355,9 +355,9 @@ class Config(_Section):
     accounting: AccountingSection = AccountingSection()
     log: LogSection = LogSection()
 
-    def settings(self) -> Settings:
+    def settings(self) -> CoreSettings:
         """The core's part, with users and groups looked up."""
-        return Settings(
+        return CoreSettings(
             site=self._site(), access=self._access(), terms=self._terms(), ledger=self._ledger()
         )
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from zeus_ipc.replies import GpuInfo
 from zeusd.config import Config, group_exists
-from zeusd.core.policy import Settings
+from zeusd.core.policy import CoreSettings
 
 
 def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
@@ -21,7 +21,7 @@ def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
     return found
 
 
-def settings(config: Config) -> Settings:
+def settings(config: Config) -> CoreSettings:
     """The core's policy, with users and groups looked up, and the findings."""
     unknown = [*_unknown_names(config)]
 

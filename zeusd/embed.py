@@ -32,7 +32,7 @@ from zeus_ipc.transport import Subscription, Transport
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
 from zeusd.core.model import PRIVILEGE_OF_ZEUSD, Peer
-from zeusd.core.policy import SECOND_NS, LeaseTerms, Settings
+from zeusd.core.policy import SECOND_NS, CoreSettings, LeaseTerms
 from zeusd.identity import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.nodes import OpenedNode, real_node
 from zeusd.runtime import devices
@@ -43,7 +43,7 @@ from zeusd.runtime.powercap import POWERCAP
 from zeusd.runtime.processes import own_process
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
-from zeusd.runtime.sources import Sample, describe_sample
+from zeusd.runtime.sources import TickReading, describe_sample
 from zeusd.server.decoding import Invalid, decode
 
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
@@ -159,7 +159,7 @@ class _Subscription(Subscription):
         self._ended = ended
         self._queue: queue.Queue[dict[str, Any]] = queue.Queue(buffer)
 
-    def push(self, name: str, sample: Sample) -> None:
+    def push(self, name: str, sample: TickReading) -> None:
         """Queues a sample. If nobody reads, it is dropped; the samples' numbers show that."""
         if name in self.names:
             with contextlib.suppress(queue.Full):
@@ -188,7 +188,7 @@ class _Running:
         self._journal = Journal(state_dir, f"{EMBEDDED_PREFIX}{os.getpid()}-{id(self):x}", boot)
         self._engine = Engine(
             core=Core(
-                Settings(access=OPEN, terms=_TERMS),
+                CoreSettings(access=OPEN, terms=_TERMS),
                 daemon_version=__version__,
                 simulated=node.device_socket,
             ),
@@ -268,7 +268,7 @@ class _Running:
         names = frozenset[str]().union(*(one.names for one in self._subscriptions))
         self._reactor.post(lambda: self._engine.sampling.stream(names))
 
-    def _publish(self, name: str, sample: Sample) -> None:
+    def _publish(self, name: str, sample: TickReading) -> None:
         for subscription in self._subscriptions:
             subscription.push(name, sample)
 

@@ -28,7 +28,7 @@ from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
-from zeusd.runtime.sources import Sample
+from zeusd.runtime.sources import TickReading
 from zeusd.runtime.state_files import SAVE_S, AuditFile
 from zeusd.server.descriptors import Closer
 from zeusd.server.listener import InheritedListener, Listener, ListenError
@@ -159,7 +159,7 @@ class Daemon:
 
         return make
 
-    def _publish(self, name: str, sample: Sample) -> None:
+    def _publish(self, name: str, sample: TickReading) -> None:
         """Publishes samples. Called on the sampler's thread."""
         self._reactor.post(lambda: self._server.publish(name, sample))
 

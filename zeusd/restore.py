@@ -47,8 +47,8 @@ from zeusd.restore_rule import (
     OURS,
     Device,
     Holds,
-    Plan,
     ReadControl,
+    RestorePlan,
     Result,
     Step,
     Unknown,
@@ -100,9 +100,9 @@ def _restore_one(
     return True
 
 
-def _plan(entry: dict[str, Any]) -> Plan:
+def _plan(entry: dict[str, Any]) -> RestorePlan:
     doubts = tuple(tuple(value) for value in entry["doubts"])
-    return Plan(
+    return RestorePlan(
         SPECS[Control(entry["control"])],
         tuple(entry["target"]),
         tuple(tuple(value) for value in entry["values"]),
@@ -153,7 +153,7 @@ class RestoredControl:
         return device.write_verified(step.value, step.found, step.sure)
 
 
-def _carry_out(plan: Plan, gpu: RestoredControl, settle_s: float) -> Result:
+def _carry_out(plan: RestorePlan, gpu: RestoredControl, settle_s: float) -> Result:
     """Restores a control. If an earlier write may still take effect, waits until it cannot."""
     result = _attempt(plan, gpu)
     if result.kind == "settling":
@@ -167,7 +167,7 @@ def _carry_out(plan: Plan, gpu: RestoredControl, settle_s: float) -> Result:
     return result
 
 
-def _attempt(plan: Plan, gpu: RestoredControl) -> Result:
+def _attempt(plan: RestorePlan, gpu: RestoredControl) -> Result:
     """Runs the steps of the restore rule one after another."""
     steps, answer = restore_steps(plan), None
     while True:

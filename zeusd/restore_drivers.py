@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from zeus_ipc.controls import Control
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import CallOutcome, DeviceError
 from zeusd.records import Entry
 from zeusd.restore_rule import Value
 
@@ -96,7 +96,7 @@ def _amd(library: str | None, sysfs: str) -> RestoreDriver:
                 gpu = self.device_handle(index)
                 if self.uuid(gpu) == uuid:
                     return gpu
-            raise DeviceError(Outcome.LOST, "handle", f"there is no GPU {uuid}")
+            raise DeviceError(CallOutcome.LOST, "handle", f"there is no GPU {uuid}")
 
     backend = Amd(library, sysfs)
     backend.init()

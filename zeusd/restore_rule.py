@@ -4,7 +4,7 @@ The daemon and `zeusd restore`, which runs when no daemon can, share it: pure, a
 only. `restore_steps` yields device operations and receives their results, so the daemon can drive
 it from its event loop and the helper with one call after another.
 
-A write has one of three outcomes: `Refused`, `Holds` or `Unknown`. Only a refusal proves that
+A write has one of three outcomes: `WriteRefused`, `Holds` or `Unknown`. Only a refusal proves that
 nothing changed. A write whose effect was never seen may still take effect until the driver's bound
 has passed (`SETTLE_S`); until then a restore writes, looks again, and is not over.
 """
@@ -28,7 +28,7 @@ SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class WriteRefused:
     """Nothing was written: the setter itself refused, or was never called.
 
     Attributes:
@@ -69,11 +69,11 @@ class Unknown:
     holds: Value | None = None
 
 
-WriteResult: TypeAlias = Refused | Holds | Unknown
+WriteResult: TypeAlias = WriteRefused | Holds | Unknown
 
 
 @dataclass(frozen=True)
-class Plan:
+class RestorePlan:
     """The input of a restore.
 
     Attributes:
@@ -227,7 +227,7 @@ class Device:
     rounded: tuple[Value, Value] | None = None
     lower: tuple[Value, Value] | None = None
 
-    def attempt(self, value: Value) -> Refused | Unknown | None:
+    def attempt(self, value: Value) -> WriteRefused | Unknown | None:
         """Calls the setter. None: it reported success."""
         try:
             self.write(value)
@@ -269,7 +269,7 @@ class Device:
             if less >= asked:
                 continue
             failed = self.attempt(less)
-            if isinstance(failed, Refused) and failed.invalid:
+            if isinstance(failed, WriteRefused) and failed.invalid:
                 continue  # too little for it
             if failed is not None:
                 return Unknown(failed.trouble, above)
@@ -337,9 +337,9 @@ class Device:
         return Unknown(trouble, last)
 
 
-def refusal(error: DeviceError) -> Refused:
+def refusal(error: DeviceError) -> WriteRefused:
     """Nothing was written because of this error."""
-    return Refused(error, invalid=error.invalid)
+    return WriteRefused(error, invalid=error.invalid)
 
 
 def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
@@ -355,7 +355,7 @@ def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
 # -------------------------------------------------------------------------------------- restoring
 
 
-def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
+def restore_steps(plan: RestorePlan) -> Generator[Step, Any, Result]:
     """The restore of one control, step by step."""
     spec, target, found, foreign = plan.spec, plan.target, None, False
     if not plan.values and plan.overwrite == OURS:
@@ -377,7 +377,7 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
         if found == target and (written or spec.merges):
             return Result("settling", target, found, found)
     outcome = yield WriteControl(target, found)
-    if isinstance(outcome, Refused) and outcome.invalid:
+    if isinstance(outcome, WriteRefused) and outcome.invalid:
         nearest = yield from _nearest(plan)
         if nearest is not None and nearest != target:
             target = nearest
@@ -387,14 +387,14 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
         kind = "settling" if late else "restored"
         return Result(kind, target, outcome.value, found, foreign, wrote=True)
     holds = None
-    if not isinstance(outcome, Refused):
+    if not isinstance(outcome, WriteRefused):
         holds = outcome.value if isinstance(outcome, Holds) else outcome.holds
     trouble = None if isinstance(outcome, Holds) else outcome.trouble
-    refused = isinstance(outcome, Refused)
+    refused = isinstance(outcome, WriteRefused)
     return Result("failed", target, holds, found, foreign, trouble, True, refused)
 
 
-def _is_ours(plan: Plan, found: Value) -> Generator[Step, Any, bool]:
+def _is_ours(plan: RestorePlan, found: Value) -> Generator[Step, Any, bool]:
     if found in plan.values:
         return True
     if is_rounded(found, plan.doubts, plan.spec.rounding):
@@ -405,11 +405,11 @@ def _is_ours(plan: Plan, found: Value) -> Generator[Step, Any, bool]:
     return not isinstance(ends, Unknown) and is_moved(found, plan.doubts, ends)
 
 
-def _overwrites(plan: Plan, found: Value) -> bool:
+def _overwrites(plan: RestorePlan, found: Value) -> bool:
     return plan.overwrite == ALL or (plan.overwrite == HIGHER and found > plan.target)
 
 
-def _nearest(plan: Plan) -> Generator[Step, Any, Value | None]:
+def _nearest(plan: RestorePlan) -> Generator[Step, Any, Value | None]:
     """The value to write instead of a refused target; None: not known."""
     if plan.spec.refused_target == "unlock":
         return ()

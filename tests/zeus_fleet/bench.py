@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tests.zeus_fleet.parts import GPU, FakeStore, Machine, Rules
 from zeus_fleet.allocator import Allocator, NodeDemand, Policy, by_want
-from zeus_fleet.messages import Budget, GrantPlan, PowerDomain, S, Timing
+from zeus_fleet.messages import Budget, BudgetDomain, GrantPlan, S, Timing
 from zeus_fleet.node import FleetCeilings
 
 GPUS = (GPU, GPU)
@@ -18,7 +18,7 @@ Answer = tuple[int, GrantPlan | None, Budget]
 
 
 def budget(limit_w: int, names: tuple[str, ...] = NAMES, reserve_w: int = 0) -> Budget:
-    site = PowerDomain("site", limit_w * 1000, frozenset(names), reserve_w * 1000)
+    site = BudgetDomain("site", limit_w * 1000, frozenset(names), reserve_w * 1000)
     return Budget((site,), dict.fromkeys(names, FLOOR))
 
 

@@ -30,12 +30,12 @@ from zeus_fleet.gpus import GpuLoad, ZeusdGpus
 from zeus_fleet.jobs import ByJobs
 from zeus_fleet.messages import (
     Budget,
+    BudgetDomain,
     Grant,
     GrantPlan,
     LimitEvent,
     NodeReport,
     NodeWork,
-    PowerDomain,
     S,
     StoreAnswer,
     Timing,
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.needs("etcd")
 
 QUICK = Timing(lease_ns=2 * S, guard_ns=S // 2)
 BUDGET = Budget(
-    (PowerDomain("site", 700_000, frozenset("ab")),), {"a": 200_000, "b": 200_000}, frozenset()
+    (BudgetDomain("site", 700_000, frozenset("ab")),), {"a": 200_000, "b": 200_000}, frozenset()
 )
 
 
@@ -537,7 +537,7 @@ def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
 ) -> None:
     """From the process through zeusd, its agent and etcd to the allocator, and back to the GPU."""
     jobs = ByJobs(functools.partial(water_filling, floor=0.0))
-    budget = Budget((PowerDomain("site", 400_000, frozenset("a")),), {"a": 200_000}, frozenset())
+    budget = Budget((BudgetDomain("site", 400_000, frozenset("a")),), {"a": 200_000}, frozenset())
 
     async def play(gpus: ZeusdGpus, trains: Client, serves: Client) -> None:
         first, second = (gpu.uuid for gpu in serves.node().gpus)

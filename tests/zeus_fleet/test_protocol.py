@@ -11,7 +11,7 @@ from tests.zeus_fleet.bench import DRIFT, FLOOR, MOST, NAMES, Bench, all_to, bud
 from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Snapshot
-from zeus_fleet.messages import Budget, Grant, GrantPlan, NodeReport, PowerDomain, S, Timing
+from zeus_fleet.messages import Budget, BudgetDomain, Grant, GrantPlan, NodeReport, S, Timing
 from zeus_fleet.wire import budget_from_table
 
 
@@ -267,7 +267,7 @@ def test_a_leaving_node_is_lowered_and_its_watts_are_used() -> None:
 
 def test_nested_domains_each_keep_their_bound() -> None:
     bench = Bench(Rules(), 1000)
-    rack = PowerDomain("rack", 450_000, frozenset({"a"}))
+    rack = BudgetDomain("rack", 450_000, frozenset({"a"}))
     bench.budget = Budget((bench.budget.site, rack), bench.budget.floors_mw)
     bench.settle(bench.leader())
     assert sum(bench.hardware["a"]) == 450_000
@@ -277,7 +277,7 @@ def test_nested_domains_each_keep_their_bound() -> None:
 def test_a_new_domain_is_obeyed_before_any_plan_knows_of_it() -> None:
     bench = Bench(Rules(), 1000)
     bench.settle(bench.leader())
-    rack = PowerDomain("rack", 450_000, frozenset({"a"}))
+    rack = BudgetDomain("rack", 450_000, frozenset({"a"}))
     bench.budget = Budget((bench.budget.site, rack), bench.budget.floors_mw)
     bench.deliver("a", bench.beat("a"))
     assert sum(bench.hardware["a"]) == FLOOR
@@ -300,11 +300,11 @@ def table(**settings: object) -> Budget:
         (lambda: budget(399), "site: 399 W is below the minimum limits of its GPUs (400 W)"),
         (lambda: budget(500, reserve_w=200), "allow 600 W or remove nodes"),
         (
-            lambda: Budget((PowerDomain("site", 10**6, frozenset("a")),), {"a": 1, "b": 1}),
+            lambda: Budget((BudgetDomain("site", 10**6, frozenset("a")),), {"a": 1, "b": 1}),
             "b is not in",
         ),
         (
-            lambda: Budget((PowerDomain("site", 10**6, frozenset("ab")),), {"a": 1}),
+            lambda: Budget((BudgetDomain("site", 10**6, frozenset("ab")),), {"a": 1}),
             "b of site needs a floor",
         ),
         (lambda: table(reserve_w=-1, nodes={"a": 1}), "reserve_w: -1 W is not possible; give 0 W"),

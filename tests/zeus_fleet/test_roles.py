@@ -16,14 +16,14 @@ import pytest
 from tests.zeus_fleet.etcd import Certificates, running_etcd
 from zeus_fleet.allocator import Commit
 from zeus_fleet.connection import Tls
-from zeus_fleet.messages import Budget, GrantPlan, NodeReport, PowerDomain
+from zeus_fleet.messages import Budget, BudgetDomain, GrantPlan, NodeReport
 from zeus_fleet.store import FleetStore, StoreUnavailable
 
 pytestmark = pytest.mark.needs("etcd")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "fleet_security.md"
 BUDGET = Budget(
-    (PowerDomain("site", 700_000, frozenset({"n01", "n02"})),), {"n01": 200_000, "n02": 200_000}
+    (BudgetDomain("site", 700_000, frozenset({"n01", "n02"})),), {"n01": 200_000, "n02": 200_000}
 )
 BEAT = NodeReport(1, 0, 200_000, 200_000, 500_000, 500_000)
 

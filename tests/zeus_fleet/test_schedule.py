@@ -13,7 +13,7 @@ import pytest
 
 from tests.seeds import fresh
 from zeus_fleet import wire
-from zeus_fleet.messages import Budget, LimitEvent, PowerDomain
+from zeus_fleet.messages import Budget, BudgetDomain, LimitEvent
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
 from zeus_fleet.schedule import LEAD_S, STEP_S, _EventLimit, due, scheduled, with_standing
 from zeus_fleet.signals import events_from, merged
@@ -24,7 +24,7 @@ HOUR = 3600.0
 
 def site(watts: int = 1000) -> Budget:
     return Budget(
-        (PowerDomain("site", watts * 1000, frozenset("ab")),), {"a": 200_000, "b": 200_000}
+        (BudgetDomain("site", watts * 1000, frozenset("ab")),), {"a": 200_000, "b": 200_000}
     )
 
 

@@ -13,19 +13,22 @@ from zeus_fleet.allocator import Snapshot
 from zeus_fleet.commands import main
 from zeus_fleet.messages import (
     Budget,
+    BudgetDomain,
     Grant,
     GrantPlan,
     LimitEvent,
     NodeReport,
     NodeWork,
-    PowerDomain,
 )
 from zeus_fleet.profiles import ProgressProfile
 from zeus_fleet.records import Record, read, reports
 from zeus_fleet.view import FleetView, Watcher
 
 BUDGET = Budget(
-    (PowerDomain("site", 900_000, frozenset("abc")), PowerDomain("rack", 500_000, frozenset("a"))),
+    (
+        BudgetDomain("site", 900_000, frozenset("abc")),
+        BudgetDomain("rack", 500_000, frozenset("a")),
+    ),
     dict.fromkeys("abc", 200_000),
     frozenset("b"),
     1_000_000,

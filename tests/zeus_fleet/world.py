@@ -27,7 +27,7 @@ from tests.zeus_fleet.parts import (
     Violation,
 )
 from zeus_fleet.allocator import Allocator, Snapshot, by_want, evenly
-from zeus_fleet.messages import Budget, GrantPlan, NodeReport, PowerDomain, S
+from zeus_fleet.messages import Budget, BudgetDomain, GrantPlan, NodeReport, S
 from zeus_fleet.node import FleetCeilings, FleetNode
 
 
@@ -308,8 +308,8 @@ class World(FakeStore):
         limit = int(most * self.random.uniform(0.6 if high else 0.45, 0.9))
         rack = len(self._rack) * FLOOR_MW + RESERVE_MW
         rack_limit = rack + int((limit - least) * self.random.uniform(0.3, 1.2))
-        site = PowerDomain("site", limit, frozenset(names), RESERVE_MW)
-        inner = PowerDomain("rack", rack_limit, self._rack, RESERVE_MW)
+        site = BudgetDomain("site", limit, frozenset(names), RESERVE_MW)
+        inner = BudgetDomain("rack", rack_limit, self._rack, RESERVE_MW)
         return Budget((site, inner), dict.fromkeys(names, FLOOR_MW))
 
     # ------------------------------------------------------------------------------------- faults

@@ -34,7 +34,7 @@ from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl import day_files
 from zeusctl.commands.allocate import holdings
 from zeusctl.exits import Exit
-from zeusctl.parts import Allocations
+from zeusctl.parts import ManagedAllocations
 from zeusd.energy.split import parent_of
 from zeusd.runtime.identities import Identities
 
@@ -152,7 +152,7 @@ def test_the_folder_of_dcgm_exporter_determines_the_holders(
         (tmp_path / gpus[1]).write_text("mapped2\n mapped3 \n; rm -rf\n")
         (tmp_path / "77").write_text("mapped4\n")
         (tmp_path / "readme").write_text("mapped5\n")
-        allocations = Allocations(client, {"mapped1": os.getuid()}.get)
+        allocations = ManagedAllocations(client, {"mapped1": os.getuid()}.get)
 
         def changes() -> list[int]:
             return [*map(len, allocations.keep(holdings(tmp_path, client.node().gpus)))]

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 
 from tests.zeusctl.test_exporter import one
 from zeus_ipc import tables
-from zeus_ipc.replies import Estimate, LedgerState, LedgerTotal, NodeInfo, Usage, UsageSum
+from zeus_ipc.replies import EstimatedEnergy, LedgerState, LedgerTotal, NodeInfo, Usage, UsageSum
 from zeusctl.day_files import METERS, Row, read, usage_of
 from zeusctl.entities import account_text
 from zeusctl.exporter.accounting import families
@@ -130,10 +130,10 @@ def test_files_have_a_sum_for_each_method() -> None:
 def test_an_estimate_has_its_bounds_their_kind_and_its_method() -> None:
     def total(kind: str, uid: int, name: str = "") -> LedgerTotal:
         estimates = [
-            Estimate(
+            EstimatedEnergy(
                 method="utilization", energy_uj=4_000_000, lower_uj=3_000_000, upper_uj=7_000_000
             ),
-            Estimate(method="weights", energy_uj=2_000_000, lower_uj=0, upper_uj=9_000_000),
+            EstimatedEnergy(method="weights", energy_uj=2_000_000, lower_uj=0, upper_uj=9_000_000),
         ]
         plain = LedgerTotal(
             kind=kind, name=name, uid=uid, active_uj=8_000_000, idle_uj=0, lower_uj=0, upper_uj=0

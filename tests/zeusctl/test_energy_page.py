@@ -24,6 +24,7 @@ def used(day: int, kind: str, name: str, joules: float, idle: float = 0.0) -> Us
         kind=kind,
         name="" if kind == "user" else name,
         gpu=None,
+        limited=[],
         run=None,
         uid=None,
         user=name if kind == "user" else None,

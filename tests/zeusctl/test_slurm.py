@@ -10,7 +10,7 @@ import pytest
 from zeus_ipc.checks import on_the_bus
 from zeusctl.commands.allocate import holdings
 from zeusctl.exits import CommandError
-from zeusctl.parts import Devices, Part
+from zeusctl.parts import Devices, GpuPart
 from zeusctl.slurm import SlurmJob, frequencies, job_of, parts_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ GPUS = [Gpu(index, index) for index in range(4)]
 REVERSED = [Gpu(index, 3 - index) for index in range(4)]
 """A node whose device files are numbered the other way round than NVML counts."""
 
-SPLIT = {"MIG-a": Part("GPU-1", 1, 7, 9), "MIG-b": Part("GPU-1", 3, 7, 10)}
+SPLIT = {"MIG-a": GpuPart("GPU-1", 1, 7, 9), "MIG-b": GpuPart("GPU-1", 3, 7, 10)}
 FOUR = "Name=gpu File=/dev/nvidia[0-3]\n"
 
 
@@ -185,14 +185,14 @@ def test_what_cannot_be_read_names_no_gpu(root: Path, text: str) -> None:
     assert "is neither positions (0,2-3) nor UUIDs" in refused(root, FOUR, SLURM_JOB_GPUS=text)
 
 
-def parts(root: Path, **env: str) -> list[Part]:
+def parts(root: Path, **env: str) -> list[GpuPart]:
     return parts_of(env, Devices(cast("list[GpuInfo]", GPUS), SPLIT), "node7", str(root))
 
 
 def test_mig_devices_are_parts_of_their_gpu(root: Path) -> None:
     env = {"SLURM_JOB_GPUS": "5,6", "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
-    assert parts(root, **env) == [Part("GPU-1", 4, 7)]
-    assert parts(root, CUDA_VISIBLE_DEVICES="MIG-b,GPU-0") == [SPLIT["MIG-b"], Part("GPU-0")]
+    assert parts(root, **env) == [GpuPart("GPU-1", 4, 7)]
+    assert parts(root, CUDA_VISIBLE_DEVICES="MIG-b,GPU-0") == [SPLIT["MIG-b"], GpuPart("GPU-0")]
 
 
 def test_shares_of_a_gpu_are_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_shares_of_a_gpu_are_parts(root: Path, monkeypatch: pytest.MonkeyPatch) 
     program.parent.mkdir()
     monkeypatch.setenv("PATH", str(program.parent))
     job = {"SLURM_JOB_GPUS": "1", "SLURM_JOB_ID": "7"}
-    assert parts(root, **job) == [Part("GPU-1", 1)]  # Slurm does not answer
+    assert parts(root, **job) == [GpuPart("GPU-1", 1)]  # Slurm does not answer
     for said, share in (
         ("gres:shard:3     N/A", (3, 0)),  # 22.05
         ("gres/shard:a100:2    N/A", (2, 0)),
@@ -211,10 +211,10 @@ def test_shares_of_a_gpu_are_parts(root: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         program.write_text(f"#!/bin/sh\necho '{said}'\n")
         program.chmod(0o755)
-        assert parts(root, **job) == [Part("GPU-1", *share)]
+        assert parts(root, **job) == [GpuPart("GPU-1", *share)]
     mps = {**job, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
-    assert parts(root, **mps) == [Part("GPU-1", 25, 100)]
-    assert parts(root, **job, SLURM_SHARDS_ON_NODE="4") == [Part("GPU-1", 4)]
+    assert parts(root, **mps) == [GpuPart("GPU-1", 25, 100)]
+    assert parts(root, **job, SLURM_SHARDS_ON_NODE="4") == [GpuPart("GPU-1", 4)]
 
 
 def test_a_folder_of_indices_names_no_gpu_that_is_counted_anew(tmp_path: Path) -> None:

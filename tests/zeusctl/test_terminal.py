@@ -112,6 +112,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 130),
     "reset": (("reset", "all"), "", "reset 12 controls on 4 GPUs", 0),
     "release": (("release",), "", "nobody holds a lease", 0),
+    "receipt": (("receipt", "--compare", "a.json", "b.json"), "", "'a.json' does not exist", 2),
     "measure": (("measure", "--", "sh", "-c", "exit 3"), "", "the command ended with code 3", 3),
     "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 130),
     "plot": (("plot", "0", "-o", "p.svg", "--last", "30s"), "", "points in p.svg", 0),

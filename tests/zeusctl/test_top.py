@@ -14,10 +14,10 @@ from tests.support import TIMEOUT_S, RunningDaemon, running_daemon, wait_for
 from zeus_ipc.simulation import SimulatedWork
 from zeusctl.session import Session
 from zeusctl.text import bar, resample, sparkline
-from zeusctl.top.app import Rows, TopApp
+from zeusctl.top.app import LiveTable, TopApp
 from zeusctl.top.model import COLUMNS, SORTS, View, fitting
 from zeusctl.top.screens import GpuScreen, HelpScreen
-from zeusctl.top.source import Source
+from zeusctl.top.source import NodeSource
 
 GPUS = 12
 
@@ -43,14 +43,14 @@ def node() -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def source(node: RunningDaemon) -> Iterator[Source]:
+def source(node: RunningDaemon) -> Iterator[NodeSource]:
     session = Session(node.socket)
-    yield Source(session, "all")
+    yield NodeSource(session, "all")
     session.close()
 
 
 def run(
-    source: Source, size: tuple[int, int], script: Callable[[TopApp, Any], Awaitable[None]]
+    source: NodeSource, size: tuple[int, int], script: Callable[[TopApp, Any], Awaitable[None]]
 ) -> int | None:
     """The live view in a terminal of this size, with a script of keys."""
 
@@ -81,7 +81,7 @@ def said(app: TopApp, name: str) -> str:
 
 
 def shown(app: TopApp, table: str, column: int = 0) -> list[str]:
-    rows = app.screen_stack[0].query_one(f"#{table}", Rows)
+    rows = app.screen_stack[0].query_one(f"#{table}", LiveTable)
     return [str(rows.get_row_at(row)[column]).strip() for row in range(rows.row_count)]
 
 
@@ -109,7 +109,7 @@ def test_lines_and_bars() -> None:
     assert bar(None, 3) == "---"
 
 
-def test_orders_and_patterns(source: Source) -> None:
+def test_orders_and_patterns(source: NodeSource) -> None:
     view = View(source.report)
     assert [gpu.index for gpu in view.gpus()] == list(range(GPUS))
     view.sort = "power"
@@ -134,9 +134,9 @@ def test_orders_and_patterns(source: Source) -> None:
 # ------------------------------------------------------------------------------------------- keys
 
 
-def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to(source: Source) -> None:
+def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to(source: NodeSource) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
-        table = app.query_one("#gpus", Rows)
+        table = app.query_one("#gpus", LiveTable)
 
         def counted() -> bool:
             assert table.styles.height is not None
@@ -159,9 +159,9 @@ def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to(source: Source)
     assert run(source, (60, 18), script) is None
 
 
-def test_a_new_order_shows_its_first_rows(source: Source) -> None:
+def test_a_new_order_shows_its_first_rows(source: NodeSource) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
-        table = app.query_one("#gpus", Rows)
+        table = app.query_one("#gpus", LiveTable)
         await pilot.press("end")
         await until(pilot, lambda: table.cursor_row == GPUS - 1 and table.scroll_y > 0)
         await pilot.press("P")
@@ -171,7 +171,7 @@ def test_a_new_order_shows_its_first_rows(source: Source) -> None:
     run(source, (60, 18), script)
 
 
-def test_sorting_filtering_and_what_is_chosen(source: Source) -> None:
+def test_sorting_filtering_and_what_is_chosen(source: NodeSource) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("P")
         await until(pilot, lambda: shown(app, "gpus")[0] == "1")
@@ -196,7 +196,7 @@ def test_sorting_filtering_and_what_is_chosen(source: Source) -> None:
     assert run(source, (120, 40), script) == 0
 
 
-def test_ctrl_c_ends_it(source: Source) -> None:
+def test_ctrl_c_ends_it(source: NodeSource) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("h")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
@@ -205,9 +205,9 @@ def test_ctrl_c_ends_it(source: Source) -> None:
     assert run(source, (80, 24), script) == 130
 
 
-def test_processes_have_their_leases_and_tab_leads_to_them(source: Source) -> None:
+def test_processes_have_their_leases_and_tab_leads_to_them(source: NodeSource) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
-        table = app.query_one("#processes", Rows)
+        table = app.query_one("#processes", LiveTable)
         await until(pilot, lambda: shown(app, "processes") == ["1"])
         assert "power_limit 200 W" in " ".join(map(str, table.get_row_at(0)))
         await pilot.press("tab", "tab")
@@ -221,7 +221,7 @@ def test_processes_have_their_leases_and_tab_leads_to_them(source: Source) -> No
 def test_a_zeusd_that_stops_shows_and_the_last_figures_stay() -> None:
     with running_daemon("--simulate", "1xa100-sxm-80") as daemon:
         session = Session(daemon.socket)
-        source = Source(session, "all")
+        source = NodeSource(session, "all")
 
         async def script(app: TopApp, pilot: Pilot[int]) -> None:
             daemon.stop()

@@ -229,13 +229,17 @@ def test_check_config(tmp_path: Path) -> None:
     assert "none.toml: cannot be read (No such file or directory)" in failed.output
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--socket-mode", "rw-rw-rw-"), ("--socket", ""), ("--state-dir", "")]
-)
+@pytest.mark.parametrize(("option", "value"), [("--socket-mode", "rw-rw-rw-"), ("--state-dir", "")])
 def test_a_wrong_option_is_named(option: str, value: str) -> None:
     failed = CliRunner().invoke(main, ["serve", option, value])
     assert failed.exit_code == 1
     assert failed.output.startswith(f"zeusd: {option}: ")
+
+
+def test_an_empty_socket_is_refused_as_by_all_programs() -> None:
+    failed = CliRunner().invoke(main, ["serve", "--socket", ""])
+    assert failed.exit_code == 2
+    assert "Invalid value for '--socket': '' names no path" in failed.output
 
 
 SHIPPED = Path(__file__).resolve().parents[2] / "systemd" / "zeusd.toml"

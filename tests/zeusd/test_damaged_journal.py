@@ -20,12 +20,12 @@ from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control, ControlValue
 from zeusd import restore, restore_drivers
 from zeusd.core.entries import PendingRestore
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 from zeusd.identity import boot_id, driver_id
 from zeusd.records import Entry, header, record
 from zeusd.runtime.journal import Journal
 
-DEAD = Process(2**22 + 1, 1)
+DEAD = ProcessIdentity(2**22 + 1, 1)
 LIMIT, CLOCKS = Control.POWER_LIMIT, Control.GPU_CLOCKS
 
 

@@ -13,7 +13,7 @@ from tests import seeds
 from zeus_ipc.controls import Control
 from zeusd import records
 from zeusd.core.entries import Loss, PendingRestore
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 from zeusd.records import Entry, header, record, replay
 
 BOOT = "4a1d1c2e-9f57-4b8e-8a52-0d9f7c3b6a11"
@@ -24,7 +24,7 @@ def pending(gpu: str, control: Control, *values: tuple[int, ...], **more: Any) -
     return PendingRestore(
         gpu=gpu,
         control=control,
-        holder=Process(4711, 987_654),
+        holder=ProcessIdentity(4711, 987_654),
         uid=1000,
         client='a client\nthat calls itself 2 00000000 ["pending/x",{}]',
         since_ns=123_456_789_012,
@@ -39,7 +39,7 @@ def changes() -> list[tuple[str, Entry | None]]:
     """A life of a node, about 3 KB of records."""
     first, second = GPUS
     limit, clocks = Control.POWER_LIMIT, Control.GPU_CLOCKS
-    lost = Loss(second, limit, Process(4712, 5), "its heartbeat stopped for 15 s")
+    lost = Loss(second, limit, ProcessIdentity(4712, 5), "its heartbeat stopped for 15 s")
     return [
         ("driver", {"id": "550.54/77", "library": None, "module": "/sys/module/nvidia"}),
         (f"observed/{first}/power_limit", {"value": [250_000]}),

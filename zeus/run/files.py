@@ -90,7 +90,7 @@ class TrainResult(BaseModel):
         return min(1.0, self.energy / self.time / self.max_power)
 
 
-class PowerProfile(BaseModel):
+class PowerByLimit(BaseModel):
     """Power and throughput of a batch size at each power limit. Limits in mW, power in W of all
     GPUs together.
 
@@ -126,13 +126,13 @@ def load_result(path: Path) -> TrainResult:
     return _load(path, TrainResult, "result of a run")
 
 
-def load_profile(path: Path) -> PowerProfile:
+def load_profile(path: Path) -> PowerByLimit:
     """Reads a profile.
 
     Raises:
         FileError: It cannot be used.
     """
-    return _load(path, PowerProfile, "power profile")
+    return _load(path, PowerByLimit, "power profile")
 
 
 def _load(path: Path, model: type[Model], what: str) -> Model:

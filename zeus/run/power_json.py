@@ -17,7 +17,7 @@ from zeus.optimizer.power_limit.profile import (
 )
 from zeus.optimizer.power_limit.settings import watts
 from zeus.run import files
-from zeus.run.files import FileError, PowerProfile
+from zeus.run.files import FileError, PowerByLimit
 from zeus.utils.warn import warn
 from zeus_ipc.overriding import override
 
@@ -37,7 +37,7 @@ class PowerJson(ProfileFile):
         super().__init__(path)
         self._job_id = job_id
         self._iterations = iterations
-        self._known: PowerProfile | None = None
+        self._known: PowerByLimit | None = None
         self._was_finished = False
         self._writable = True
         self.finished = False
@@ -67,7 +67,7 @@ class PowerJson(ProfileFile):
         self.finished = self._was_finished and profile.complete and profile.position == 0
         power = {milliwatts(one): one.energy / one.time for one in profile.measurements}
         speed = {milliwatts(one): self._iterations / one.time for one in profile.measurements}
-        self._known = PowerProfile(
+        self._known = PowerByLimit(
             job_id=self._job_id, train_power=power, train_throughput=speed, gpus=profile.gpus
         )
         if not self.finished:

@@ -17,7 +17,7 @@ TPOT_STEPS = 64
 """Number of decode steps whose mean time is taken as one request's TPOT, of forward passes."""
 
 
-class _Request:
+class _ClockRequest:
     __slots__ = ("arrived_s", "first_s", "last_s", "left", "outputs", "prompt")
 
     def __init__(self, arrived_s: float, prompt: float) -> None:
@@ -37,8 +37,8 @@ class RequestFeed:
 
     def __init__(self, control: ClockControl, engine: str | None = None) -> None:
         self._control, self._engine = control, engine
-        self._requests: dict[str, _Request] = {}
-        self._queued: dict[str, _Request] = {}  # prompt not computed, oldest first
+        self._requests: dict[str, _ClockRequest] = {}
+        self._queued: dict[str, _ClockRequest] = {}  # prompt not computed, oldest first
         self._backlog = 0.0
 
     def take(self, message: Message) -> bool:
@@ -65,7 +65,7 @@ class RequestFeed:
         self._forget(request)
         if len(self._requests) >= MOST_REQUESTS:
             self._forget(next(iter(self._requests)))
-        one = self._requests[request] = self._queued[request] = _Request(at_s, prompt_tokens)
+        one = self._requests[request] = self._queued[request] = _ClockRequest(at_s, prompt_tokens)
         self._backlog += one.left
 
     def _step(self, step: EngineStep) -> None:
@@ -114,7 +114,7 @@ class RequestFeed:
             if not self._requests:
                 self._control.drained()
 
-    def _forget(self, request: str) -> _Request | None:
+    def _forget(self, request: str) -> _ClockRequest | None:
         one = self._requests.pop(request, None)
         if one is not None and self._queued.pop(request, None) is not None:
             self._backlog -= one.left

@@ -39,7 +39,7 @@ KEPT_NS = 300 * 10**9
 
 
 @dataclass(frozen=True)
-class Rows(Columns):
+class RequestShares(Columns):
     """Requests' shares of the features, in the time that updates cover.
 
     Attributes:
@@ -63,7 +63,7 @@ class Condensed:
         clocks_mhz: Clock of each level, MHz; 0: unknown.
     """
 
-    rows: Rows
+    rows: RequestShares
     seen: Seen
     block_s: float
     clocks_mhz: list[float]
@@ -82,7 +82,7 @@ class Digest:
         self._clocks: list[float] = []
         self._level = 0
         self._block_s = BLOCK_S
-        self._rows: list[Rows] = []
+        self._rows: list[RequestShares] = []
         self._count = 0
         self._seen: list[Seen] = []
         self.idle_j = 0.0
@@ -156,10 +156,12 @@ class Digest:
 
     # ------------------------------------------------------------------------------- internals
 
-    def _made(self, rows: list[Rows], seen: list[Seen]) -> Condensed:
+    def _made(self, rows: list[RequestShares], seen: list[Seen]) -> Condensed:
         none, zero = np.zeros(0, np.int64), np.zeros(0)
         return Condensed(
-            Rows.joined(rows or [Rows(none, none, none, np.zeros((0, len(NAMES))))]),
+            RequestShares.joined(
+                rows or [RequestShares(none, none, none, np.zeros((0, len(NAMES))))]
+            ),
             Seen.joined(
                 seen
                 or [Seen(zero, np.zeros((0, len(NAMES) + 1)), zero, none, zero, zero, none, none)]
@@ -220,9 +222,9 @@ class Digest:
             part = steps.part(begin, end)
             step = part.step_of_row + begin
             features = shares(part) * share[step][:, None]
-            self._keep(Rows(part.request, block[step], level[step], features))
+            self._keep(RequestShares(part.request, block[step], level[step], features))
 
-    def _keep(self, rows: Rows) -> None:
+    def _keep(self, rows: RequestShares) -> None:
         added = _summed(rows)
         self._rows.append(added)
         self._count += added.count
@@ -236,7 +238,7 @@ class Digest:
 
     def _compact(self) -> None:
         if len(self._rows) > 1:
-            self._rows = [_summed(Rows.joined(self._rows))]
+            self._rows = [_summed(RequestShares.joined(self._rows))]
             self._count = self._rows[0].count
 
     def _levels_of(self, updates: Updates) -> Ints:
@@ -288,10 +290,10 @@ def _step_sums(steps: StepColumns) -> Floats:
     return found
 
 
-def _summed(rows: Rows) -> Rows:
+def _summed(rows: RequestShares) -> RequestShares:
     """One row for each request, block and level."""
     rows = rows.where(np.lexsort((rows.level, rows.block, rows.request)))
     changes = [np.diff(key) != 0 for key in (rows.request, rows.block, rows.level)]
     fresh = np.flatnonzero(np.concatenate([[True], changes[0] | changes[1] | changes[2]]))
     summed = np.add.reduceat(rows.features, fresh, axis=0)
-    return Rows(rows.request[fresh], rows.block[fresh], rows.level[fresh], summed)
+    return RequestShares(rows.request[fresh], rows.block[fresh], rows.level[fresh], summed)

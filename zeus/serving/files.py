@@ -14,7 +14,7 @@ import numpy as np
 
 from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end, clipped
 from zeus.serving.fit import MOST_PLACES
-from zeus_ipc.tables import Amount, Nanoseconds, Part, TableError, Text, read, read_columns
+from zeus_ipc.tables import Amount, Nanoseconds, TableError, TablePart, Text, read, read_columns
 
 SHORTEST_STEP_NS = 1e5
 """Most steps of an engine are longer: each launches kernels."""
@@ -176,7 +176,7 @@ def check_clocks(steps: StepColumns, updates: Updates) -> None:
 _EMPTY_NS = np.iinfo(np.int64).min
 
 
-def _whole(path: Path, row: Callable[..., Any], numbered: dict[str, dict[str, int]]) -> Part:
+def _whole(path: Path, row: Callable[..., Any], numbered: dict[str, dict[str, int]]) -> TablePart:
     """A table as arrays; the texts of some columns as numbers, in the order of appearance."""
     parts: list[dict[str, Any]] = []
     lines, word = [np.zeros(0, np.int64)], "line"
@@ -197,16 +197,16 @@ def _whole(path: Path, row: Callable[..., Any], numbered: dict[str, dict[str, in
     if not parts:
         raise TableError(f"{path} has no rows, so there is nothing to attribute")
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Part(path, word, np.concatenate(lines).tolist(), columns)
+    return TablePart(path, word, np.concatenate(lines).tolist(), columns)
 
 
-def _each(good: Any, table: Part, say: Callable[[int], str]) -> None:
+def _each(good: Any, table: TablePart, say: Callable[[int], str]) -> None:
     if not good.all():
         n = int(np.argmin(good))
         table.wrong(n, say(n))
 
 
-def _consistent(table: Part, names: list[str]) -> None:
+def _consistent(table: TablePart, names: list[str]) -> None:
     """Checks that rows of one step agree on its instants and name each request once."""
     columns = (table.columns[name] for name in ("step", "request", "begin_ns", "end_ns"))
     step, request, begin, end = columns
@@ -241,7 +241,7 @@ def _likely(value: float, usual: tuple[float, float], units: dict[str, float]) -
     return next((unit for unit, one in units.items() if usual[0] <= value * one <= usual[1]), "")
 
 
-def _possible(table: Part, updates: Updates, order: Ints) -> None:
+def _possible(table: TablePart, updates: Updates, order: Ints) -> None:
     """Checks the unit of energies by the power."""
     grows = np.diff(updates.joules)
     if grows.size >= COUNTED and (grows >= 0).all() and (grows > 0).mean() > 0.5:

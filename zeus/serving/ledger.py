@@ -29,7 +29,7 @@ from zeus.serving.digest import Condensed, Digest
 from zeus.serving.fit import Fit, Weights, fit, learned_weights, nearest_weights
 from zeus.serving.meter import Meter
 from zeus.serving.requests import DUMMY, Requests
-from zeus.serving.rows import RequestEnergy, Settlement, Totals
+from zeus.serving.rows import ClosedPeriod, RequestEnergy, Totals
 from zeus.serving.settlement import Interval, find_foreign, predict, split
 from zeus.serving.vllm.front_end import WAIT_NS
 from zeus.serving.wire import (
@@ -229,7 +229,7 @@ class Ledger:
         _count(self._provisional, rows)
         return rows
 
-    def settle(self, until_ns: int | None = None) -> Settlement:
+    def settle(self, until_ns: int | None = None) -> ClosedPeriod:
         """Closes a period: fits once more, and scales to the measured energy.
 
         Args:
@@ -260,7 +260,7 @@ class Ledger:
         _count(self._final, rows)
         self._final["idle"] += totals.idle_j
         self._provisional = dict.fromkeys(PHASES, 0.0)
-        return Settlement(rows, totals, fitted)
+        return ClosedPeriod(rows, totals, fitted)
 
     def energy(self, request: str) -> RequestEnergy | None:
         """A request's energy; None: it has not finished, or finished too long ago."""

@@ -14,7 +14,7 @@ import numpy as np
 from zeus.serving.columns import StepColumns, Updates, by_end, clipped, no_step
 from zeus.serving.files import check_clocks, read_steps, read_tenants, read_updates
 from zeus.serving.ledger import Ledger
-from zeus.serving.rows import RequestEnergy, Settlement, Totals, known
+from zeus.serving.rows import ClosedPeriod, RequestEnergy, Totals, known
 from zeus.serving.settlement import idle_energy
 from zeus_ipc.tables import TableError, write
 
@@ -88,7 +88,7 @@ def replay(
     return rows, sums
 
 
-def by_tokens(steps: StepColumns, names: Sequence[str], updates: Updates) -> Settlement:
+def by_tokens(steps: StepColumns, names: Sequence[str], updates: Updates) -> ClosedPeriod:
     """A baseline for comparison: divides each step's energy by tokens, prefill or decode.
 
     An update's energy above idle is spread evenly over its time with steps.
@@ -133,7 +133,7 @@ def by_tokens(steps: StepColumns, names: Sequence[str], updates: Updates) -> Set
         one = RequestEnergy(name, joules, prefill_j, decode_j, 0.0, *errors)
         rows.append(replace(one, reason="") if joules > 0 else one)
     rows = [one.stated("tokens") for one in rows]
-    return Settlement(rows, totals, None)
+    return ClosedPeriod(rows, totals, None)
 
 
 def _by_tenant(rows: Sequence[RequestEnergy], owner_j: float | None) -> dict[str, dict[str, float]]:

@@ -142,7 +142,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Settlement:
+class ClosedPeriod:
     """A closed period.
 
     Attributes:

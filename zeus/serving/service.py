@@ -55,7 +55,7 @@ Shared = tuple[str, int, int, str]
 """A GPU, and start, end and tenant of a span in which another tenant computed on it."""
 
 
-class Sensors:
+class SampleReceiver:
     """Receives samples of GPUs from zeusd in a thread, across its restarts.
 
     Args:
@@ -128,7 +128,7 @@ class Service:
         self,
         path: str,
         ledgers: Mapping[str, Ledger],
-        sensors: Sensors,
+        sensors: SampleReceiver,
         log_path: Path | None = None,
         model: str = "",
         *,
@@ -364,7 +364,7 @@ def run(
         service = Service(
             socket or socket_paths()[0],
             ledgers,
-            Sensors(Client, [uuid for one in uuids.values() for uuid in one]),
+            SampleReceiver(Client, [uuid for one in uuids.values() for uuid in one]),
             log_path,
             model,
             collector=_collector(model, ledgers),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zeus_ipc.replies.accounting import (
     Deallocated,
-    Estimate,
+    EstimatedEnergy,
     Forgotten,
     GpuTotal,
     Held,
@@ -28,7 +28,7 @@ from zeus_ipc.replies.administration import (
 )
 from zeus_ipc.replies.common import (
     Deferred,
-    Done,
+    EmptyResult,
     Envelope,
     ErrorBody,
     PastResults,
@@ -43,7 +43,7 @@ from zeus_ipc.replies.leases import (
     HeartbeatResult,
     LeaseInfo,
     LeaseList,
-    PowerProfile,
+    PublishedProfile,
     Released,
     Restored,
 )
@@ -53,7 +53,7 @@ from zeus_ipc.replies.node import (
     GpuInfo,
     GpuSupport,
     NodeInfo,
-    Problem,
+    NodeProblem,
     ProfileInfo,
 )
 from zeus_ipc.replies.readings import (
@@ -84,11 +84,11 @@ __all__ = [
     "CpuInfo",
     "Deallocated",
     "Deferred",
-    "Done",
+    "EmptyResult",
     "EnergyReading",
     "Envelope",
     "ErrorBody",
-    "Estimate",
+    "EstimatedEnergy",
     "Forgotten",
     "GpuInfo",
     "GpuProcesses",
@@ -104,14 +104,14 @@ __all__ = [
     "Metrics",
     "MigDevice",
     "NodeInfo",
+    "NodeProblem",
     "PastResults",
     "Permission",
     "Policy",
-    "PowerProfile",
     "PowerReading",
-    "Problem",
     "ProcessInfo",
     "ProfileInfo",
+    "PublishedProfile",
     "Quiesced",
     "Refused",
     "Released",

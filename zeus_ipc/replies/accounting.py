@@ -81,7 +81,7 @@ class Forgotten(Message):
     """Number of the user's accounts."""
 
 
-class Estimate(Message):
+class EstimatedEnergy(Message):
     """The part of an account's energy that one method estimated, microjoules."""
 
     method: str
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     # A sum of accounts is made of amounts by name, all numbers, and has none of these.
     Estimates: TypeAlias = Any
 else:
-    Estimates = list[Estimate]
+    Estimates = list[EstimatedEnergy]
 
 
 class LedgerTotal(Message):

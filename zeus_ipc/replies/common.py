@@ -44,7 +44,7 @@ class PastResults(Message):
     """By its name."""
 
 
-class Done(Message):
+class EmptyResult(Message):
     """Result for one GPU of a request that returns nothing."""
 
 

@@ -66,7 +66,7 @@ class HeartbeatResult(Message):
     """[gpu, control] of leases that the process lost and has not acquired or released since."""
 
 
-class PowerProfile(Message):
+class PublishedProfile(Message):
     """The value of power limits to a job, see `PublishProfile`."""
 
     limits_mw: list[int]
@@ -108,7 +108,7 @@ class LeaseInfo(Message):
     """Why the last attempt to restore the control failed."""
     pending_ns: int | None = None
     """CLOCK_MONOTONIC time at which the first attempt failed."""
-    profile: PowerProfile | None = None
+    profile: PublishedProfile | None = None
     """The profile that the holder has published; None: none."""
     measuring: bool = False
     """Whether the holder is measuring and needs its highest limit."""

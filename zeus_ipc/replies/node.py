@@ -123,7 +123,7 @@ class CpuInfo(Message):
     """Whether its memory's energy is measured too (`dram:INDEX`)."""
 
 
-class Problem(Message):
+class NodeProblem(Message):
     """What keeps zeusd from working fully."""
 
     part: str
@@ -168,5 +168,5 @@ class NodeInfo(Message):
     """When the driver was closed (see `Quiesce`); None: it is open."""
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
-    problems: list[Problem] = []
+    problems: list[NodeProblem] = []
     """What does not work at present."""

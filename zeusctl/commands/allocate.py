@@ -19,11 +19,11 @@ import click
 from zeus_ipc import programs
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.options import EXISTING_FOLDER, Whole, option
-from zeusctl.arguments import User, gpus_argument, without_effect
+from zeusctl.arguments import UserArgument, gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import ALLOCATION, Allocation
 from zeusctl.exits import CommandError
-from zeusctl.parts import Allocations, Holding, Part, number_of
+from zeusctl.parts import GpuPart, Holding, ManagedAllocations, number_of
 from zeusctl.reports import AllocateReport, AllocationsReport, DeallocateReport
 from zeusctl.session import Session, now, verb
 from zeusctl.slurm import SlurmJob, job_of
@@ -54,7 +54,7 @@ def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
         if uuid is not None:
             lines = {line.strip() for line in path.read_text(errors="replace").splitlines()}
             jobs = {line for line in lines if _JOB.fullmatch(line)}
-            part = Part(uuid, 1 if len(jobs) > 1 else 0)
+            part = GpuPart(uuid, 1 if len(jobs) > 1 else 0)
             found |= {Holding("job", job, part) for job in jobs}
     return found
 
@@ -86,7 +86,7 @@ def _whose(function: F) -> F:
 @verb()
 @gpus_argument(default="")
 @_whose
-@option("--user uid", "Charge this user: a name or number.", User())
+@option("--user uid", "Charge this user: a name or number.", UserArgument())
 @option(
     "--weight",
     "Hold a part of each GPU, beside other jobs: its size, such as a number of shards.",
@@ -146,9 +146,9 @@ def allocate(
     elif not gpus:
         raise click.UsageError("name the GPUs, or give --slurm")
     else:
-        held = [Part(gpu.uuid) for gpu in session.gpus(gpus)]
+        held = [GpuPart(gpu.uuid) for gpu in session.gpus(gpus)]
     if weight is not None:
-        held = [Part(one.gpu, weight, parts or 0) for one in held]
+        held = [GpuPart(one.gpu, weight, parts or 0) for one in held]
     uid = found.uid if found is not None and uid is None else uid
     run = run or (found.run if found is not None else "")
     group = control_group or (found.control_group if found is not None else "")
@@ -212,7 +212,7 @@ def allocations(session: Session, gpus: str) -> None:
 
 
 def _follow(session: Session, folder: Path) -> None:
-    allocations = Allocations(session.client, user_of)
+    allocations = ManagedAllocations(session.client, user_of)
     while True:
         try:
             wanted = holdings(folder, session.client.node().gpus)

@@ -14,7 +14,7 @@ from zeus_ipc import tables
 from zeus_ipc.options import EXISTING_FOLDER, FILE, OUTPUT, option
 from zeus_ipc.text import count
 from zeusctl import usage
-from zeusctl.arguments import User, without_effect
+from zeusctl.arguments import UserArgument, without_effect
 from zeusctl.columns import csv_lines
 from zeusctl.entities import UsedEnergy
 from zeusctl.exits import UNKNOWN_JOB, CommandError
@@ -37,7 +37,7 @@ BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 @option("--tz zone_name", "Time zone of days.  [default: local]", metavar="ZONE")
 @option("--daily", "Print a sum for each day.", bool)
 @option("--by-method", "Print a sum for each method, with its bounds.", bool)
-@option("--user uid", "Only for this user: a name or number.", User())
+@option("--user uid", "Only for this user: a name or number.", UserArgument())
 @option("--job", "Only for this job, run by run; or a SLUID.", metavar="ID")
 @option("--pod", "Only for this pod.", metavar="NAMESPACE/POD")
 @option(
@@ -235,7 +235,7 @@ def _page(
 
 
 @verb()
-@option("--user uid", "A name or number.", User(), required=True)
+@option("--user uid", "A name or number.", UserArgument(), required=True)
 def forget(session: Session, uid: int) -> None:
     """Remove a user from the energy ledger (administrators).
 

@@ -14,7 +14,7 @@ from zeus_ipc.epoch import offset_ns
 from zeus_ipc.options import OUTPUT, option
 from zeus_ipc.text import count
 from zeusctl.arguments import Duration, gpus_argument
-from zeusctl.entities import Sample
+from zeusctl.entities import RecordedSample
 from zeusctl.exits import CommandError, writing
 from zeusctl.running import asked_to_end
 from zeusctl.session import Session, verb
@@ -97,7 +97,7 @@ def _copy(
                 continue
             next_s[sample.gpu] = sample.t_ns / 1e9 + every_s
         at_s = round((sample.t_ns + offset_ns()) / 1e9, 6)
-        writer.write(vars(Sample.of(sample, time=at_s, gpu=index[sample.gpu])))
+        writer.write(vars(RecordedSample.of(sample, time=at_s, gpu=index[sample.gpu])))
         rows += 1
     if not rows:
         raise CommandError("no sample arrived; run `zeusctl doctor`, or record for longer")

@@ -31,7 +31,7 @@ from zeusctl.slurm import frequencies, has_mig, slurm_names
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.entities import Setting
+    from zeusctl.entities import SetValue
 
 WATCH_S = 60.0
 """Time limit of one request that waits for the loss of a lease."""
@@ -234,7 +234,7 @@ def _apply(
     session: Session,
     targets: Sequence[tuple[str, ControlValue, Sequence[GpuInfo]]],
     together: bool,
-) -> list[Setting]:
+) -> list[SetValue]:
     """Acquires all leases or none: releases the first ones if a later one fails."""
     every = dict.fromkeys(gpu.uuid for _, _, gpus in targets for gpu in gpus)
     states = session.client.state([*every]).items()
@@ -254,12 +254,12 @@ def _settings(
     applied: Mapping[str, Sequence[int]],
     asked: Sequence[int],
     was: Mapping[str, Sequence[int]],
-) -> list[Setting]:
+) -> list[SetValue]:
     """What was set; what was in force before, where that is known."""
-    from zeusctl.entities import Setting, quantity
+    from zeusctl.entities import SetValue, quantity
 
     return [
-        Setting(
+        SetValue(
             gpu=gpu.index,
             uuid=gpu.uuid,
             control=control,
@@ -272,7 +272,7 @@ def _settings(
     ]
 
 
-def _confirm(session: Session, settings: Sequence[Setting], within_s: float) -> None:
+def _confirm(session: Session, settings: Sequence[SetValue], within_s: float) -> None:
     """Wait for a yes on standard input.
 
     Raises:
@@ -295,10 +295,10 @@ def _confirm(session: Session, settings: Sequence[Setting], within_s: float) -> 
     raise CommandError(f"{why}; {done} (answer y to keep)")
 
 
-def _answer(session: Session, settings: list[Setting], kept: str) -> None:
+def _answer(session: Session, settings: list[SetValue], kept: str) -> None:
     from zeusctl.reports import SetReport
 
-    def differs(one: Setting) -> bool:
+    def differs(one: SetValue) -> bool:
         return one.asked is not None and one.asked != one.value
 
     bound = "at most " if kept == "ceiling" else ""
@@ -319,7 +319,7 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
 class _LossWatch:
     """A thread that reports lost leases at once, until the end of the block."""
 
-    def __init__(self, session: Session, settings: Sequence[Setting]) -> None:
+    def __init__(self, session: Session, settings: Sequence[SetValue]) -> None:
         from zeus_ipc.client import Client
 
         # Its own connection, as it waits for long: where a user may have no more, heartbeats go on.

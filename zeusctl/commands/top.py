@@ -49,9 +49,9 @@ def _print(session: Session, gpus: str, interval_s: float, frames: int | None) -
 
 
 def _show(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:
-    from zeusctl.top.source import Source
+    from zeusctl.top.source import NodeSource
 
-    source = Source(session, gpus)  # reports errors before it takes over the screen
+    source = NodeSource(session, gpus)  # reports errors before it takes over the screen
     try:
         from zeusctl.top.app import TopApp
     except ImportError:

@@ -17,9 +17,9 @@ from zeusctl.exercise.report import (
     ControlValues,
     DriverAnswer,
     ExercisedGpu,
-    Rounding,
     Settling,
-    Trial,
+    SetTrial,
+    ValueRounding,
 )
 from zeusctl.probe.load import load
 
@@ -95,7 +95,7 @@ class _Exercise:
     def __init__(self, client: Client, gpu: GpuInfo) -> None:
         self._client = client
         self._gpu = gpu
-        self.trials: list[Trial] = []
+        self.trials: list[SetTrial] = []
         self.values = {control: self._values(control) for control in map(Control, gpu.controls)}
 
     def _values(self, control: Control) -> list[list[int]]:
@@ -116,12 +116,12 @@ class _Exercise:
             return [[mhz, mhz] for mhz in clocks.memory_mhz]
         return clock_ranges(clocks.gpu_mhz[str(clocks.memory_mhz[0])])
 
-    def tried(self, control: Control, value: Sequence[int]) -> Trial:
+    def tried(self, control: Control, value: Sequence[int]) -> SetTrial:
         """Sets a value, for the report."""
         self.trials.append(self._set(control, value))
         return self.trials[-1]
 
-    def _set(self, control: Control, value: Sequence[int]) -> Trial:
+    def _set(self, control: Control, value: Sequence[int]) -> SetTrial:
         begin_s = time.monotonic()
         applied = error = code = None
         try:
@@ -129,7 +129,7 @@ class _Exercise:
         except ZeusIpcError as raised:
             error, code = str(raised.code), raised.device_code
         took_ms = round((time.monotonic() - begin_s) * 1000, 3)
-        return Trial(control.value, list(value), applied, took_ms, error, code)
+        return SetTrial(control.value, list(value), applied, took_ms, error, code)
 
     def reset(self, *controls: Control) -> None:
         """Restores controls and keeps their leases; a failed restore is found at the end."""
@@ -234,7 +234,7 @@ class _Exercise:
         yield Settling(control.value, value, took_ms if shows(state) else None)
 
 
-def _all_taken(control: Control, trials: Sequence[Trial]) -> Condition:
+def _all_taken(control: Control, trials: Sequence[SetTrial]) -> Condition:
     """Checks that every value within the range is accepted, rounded or not; or none is, if the
     driver turns out not to offer the control.
     """
@@ -282,7 +282,7 @@ def clock_ranges(clocks: Sequence[int]) -> list[list[int]]:
     return [list(one) for one in dict.fromkeys(wanted)]
 
 
-def rounding(trials: Sequence[Trial]) -> Rounding | None:
+def rounding(trials: Sequence[SetTrial]) -> ValueRounding | None:
     """Returns how values were rounded; None if too few were accepted to tell."""
     taken = [(one.asked[0], one.applied[0]) for one in trials if one.applied is not None]
     if len(taken) < 4:
@@ -291,9 +291,9 @@ def rounding(trials: Sequence[Trial]) -> Rounding | None:
     step = math.gcd(*(value - values[0] for value in values)) or 1
     off = [applied - asked for asked, applied in taken]
     if not any(off):
-        return Rounding(step, "exact")
+        return ValueRounding(step, "exact")
     if all(-step < one <= 0 for one in off):
-        return Rounding(step, "down")
+        return ValueRounding(step, "down")
     if all(0 <= one < step for one in off):
-        return Rounding(step, "up")
-    return Rounding(step, "nearest" if all(2 * abs(one) <= step for one in off) else "other")
+        return ValueRounding(step, "up")
+    return ValueRounding(step, "nearest" if all(2 * abs(one) <= step for one in off) else "other")

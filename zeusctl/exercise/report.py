@@ -17,7 +17,7 @@ SCHEMA = "zeusctl.exercise/1"
 
 
 @dataclass(frozen=True)
-class Trial:
+class SetTrial:
     """One set of a control."""
 
     control: str
@@ -48,7 +48,7 @@ class DriverAnswer:
 
 
 @dataclass(frozen=True)
-class Rounding:
+class ValueRounding:
     """How a control's values are rounded.
 
     Attributes:
@@ -108,8 +108,8 @@ class ExercisedGpu:
     name: str
     found: ControlValues
     left: ControlValues
-    trials: list[Trial]
-    power_limit_rounding: Rounding | None
+    trials: list[SetTrial]
+    power_limit_rounding: ValueRounding | None
     settling: list[Settling]
     checks: list[Condition]
     outside: list[DriverAnswer] = field(default_factory=list)
@@ -197,7 +197,7 @@ def _gpu(gpu: ExercisedGpu) -> Iterator[str]:
     yield from _checks(gpu.checks)
 
 
-def _summary(trials: Sequence[Trial]) -> str:
+def _summary(trials: Sequence[SetTrial]) -> str:
     took = sorted(trial.took_ms for trial in trials)
     taken = sum(trial.applied is not None for trial in trials)
     middle, last = took[len(took) // 2], took[-1]

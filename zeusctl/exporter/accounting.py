@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from prometheus_client.core import Metric
 
 from zeus_ipc.charging import bounds_of
-from zeus_ipc.replies import Estimate, LedgerState, LedgerTotal, NodeInfo
+from zeus_ipc.replies import EstimatedEnergy, LedgerState, LedgerTotal, NodeInfo
 from zeusctl.exporter.metrics import LEDGER, WORKLOADS, Samples
 from zeusctl.text import user_name
 
@@ -48,7 +48,7 @@ def _summed(
     accounts get series of their own, and keep them.
     """
     sums: dict[_Key, tuple[int, int]] = {}
-    estimates: list[tuple[_Key, Estimate]] = []
+    estimates: list[tuple[_Key, EstimatedEnergy]] = []
     for total in totals:
         key = _key(total, sums)
         active_uj, idle_uj = sums.get(key, (0, 0))
@@ -58,7 +58,9 @@ def _summed(
     return sums
 
 
-def _add_estimates(samples: Samples, of: str, estimates: Iterable[tuple[_Key, Estimate]]) -> None:
+def _add_estimates(
+    samples: Samples, of: str, estimates: Iterable[tuple[_Key, EstimatedEnergy]]
+) -> None:
     """Adds what is an estimate, with bounds of one kind for each method."""
     sums: dict[tuple[_Key, str], list[int]] = {}
     for key, one in estimates:

@@ -17,7 +17,7 @@ from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.outage import Outage
 from zeus_ipc.replies import CALL_BUCKETS_S, GpuInfo, GpuState, LeaseInfo, Metrics, NodeInfo
-from zeusctl.columns import Metric as Declared
+from zeusctl.columns import ExporterMetric as Declared
 from zeusctl.columns import columns_of
 from zeusctl.entities import Gpu, problems_of
 from zeusctl.exporter import accounting

@@ -1,4 +1,4 @@
-"""The metrics, declared once: `NAME{LABEL,...} HELP`, as `zeusctl.columns.Metric` reads it. What
+"""The metrics, declared once: `NAME{LABEL,...} HELP`, see `zeusctl.columns.ExporterMetric`. What
 `zeusctl status` shows of a GPU is declared in `zeusctl.entities`. A name in `_total` is a counter.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from zeusctl.columns import Metric as Declared
+from zeusctl.columns import ExporterMetric as Declared
 
 DAEMON = """
 zeusd_build_info{version,driver,protocol} Versions.

@@ -67,7 +67,7 @@ def main(
             f'zeusd-kubernetes: {error.name} is not installed; pip install "zeusd[kubernetes]"'
         ) from None
     from zeus_ipc.client import Client
-    from zeusctl.kubernetes.accounts import Accounts
+    from zeusctl.kubernetes.accounts import PodAccounts
     from zeusctl.kubernetes.agent import Agent, Events
     from zeusctl.kubernetes.kubelet import Kubelet
     from zeusctl.kubernetes.slices import Slices
@@ -105,7 +105,7 @@ def main(
         kubelet = Kubelet(pod_resources)
         slices = Slices(kubernetes.client.CustomObjectsApi(), node)
         if accounting:
-            accounts = Accounts(client, watches, kubelet, slices.uuid)
+            accounts = PodAccounts(client, watches, kubelet, slices.uuid)
             threading.Thread(target=accounts.run, args=(ended,), name="accounts").start()
         Agent(client, watches, kubelet, events, changed, slices.uuid).run(ended)
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.overriding import override
-from zeusctl.kubernetes.agent import Follower, Resolve, log, unresolved
+from zeusctl.kubernetes.agent import PodFollower, Resolve, log, unresolved
 from zeusctl.kubernetes.kubelet import Kubelet
 from zeusctl.kubernetes.plan import PodDevices
 from zeusctl.kubernetes.pods import Pod
 from zeusctl.kubernetes.watch import PodWatch
-from zeusctl.parts import Allocations, Devices, Holding, mig_devices, together
+from zeusctl.parts import Devices, Holding, ManagedAllocations, mig_devices, together
 
 PERIOD_S = 2.0
 
@@ -90,11 +90,11 @@ def _unlisted(
     }
 
 
-class Accounts(Follower):
+class PodAccounts(PodFollower):
     """Keeps zeusd's allocations in step with kubelet.
 
     Args:
-        uuid: See `Follower`.
+        uuid: See `PodFollower`.
         period_s: How often kubelet is asked.
     """
 
@@ -108,7 +108,7 @@ class Accounts(Follower):
     ) -> None:
         super().__init__(zeusd, sources, kubelet, uuid)
         self._period_s = period_s
-        self._allocations = Allocations(zeusd)
+        self._allocations = ManagedAllocations(zeusd)
         self._repeat = False
         self._unknown: set[str] = set()
 

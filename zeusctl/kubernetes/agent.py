@@ -29,7 +29,7 @@ from zeusctl.kubernetes.plan import (
     REFUSED,
     SET,
     Bounds,
-    Plan,
+    CeilingPlan,
     PodDevices,
     condition_of,
     differences,
@@ -145,7 +145,7 @@ class Events:
         self._shown = {uid: one for uid, one in self._shown.items() if uid in uids}
 
 
-class Follower(ABC):
+class PodFollower(ABC):
     """Keeps zeusd in step with a node's pods. Its user must be an administrator of zeusd.
 
     Args:
@@ -207,7 +207,7 @@ class Follower(ABC):
         return (self._uuid(device) if claimed else None) or device
 
 
-class Agent(Follower):
+class Agent(PodFollower):
     """The agent of one node.
 
     Args:
@@ -259,7 +259,7 @@ class Agent(Follower):
         self._show(pods, wanted)
         return bool(wanted.waiting)
 
-    def _show(self, pods: Sequence[Pod], wanted: Plan) -> None:
+    def _show(self, pods: Sequence[Pod], wanted: CeilingPlan) -> None:
         """Writes the pods' conditions."""
         pods = [pod for pod in pods if not pod.ended and (pod.asked or pod.condition)]
         if not pods:
@@ -272,7 +272,7 @@ class Agent(Follower):
             if shown is not None:
                 self._events.show(pod, shown)
 
-    def _put(self, bounds: Bounds, wanted: Plan, gpus: Sequence[GpuInfo]) -> None:
+    def _put(self, bounds: Bounds, wanted: CeilingPlan, gpus: Sequence[GpuInfo]) -> None:
         done: dict[Pod, list[str]] = {}
         for (uuid, name), bound_mw in bounds.items():
             pod = wanted.pods[name]

@@ -32,7 +32,7 @@ PodDevices = Mapping[tuple[str, str], Sequence[str]]
 
 
 @dataclass(slots=True)
-class Plan:
+class CeilingPlan:
     """The wanted ceilings.
 
     Attributes:
@@ -47,9 +47,9 @@ class Plan:
     waiting: set[str] = field(default_factory=set)
 
 
-def plan(pods: Iterable[Pod], devices: PodDevices, gpus: Sequence[GpuInfo]) -> Plan:
+def plan(pods: Iterable[Pod], devices: PodDevices, gpus: Sequence[GpuInfo]) -> CeilingPlan:
     """Returns the ceilings that these pods request."""
-    found = Plan()
+    found = CeilingPlan()
     for pod in pods:
         bounds_mw = [] if pod.ended else [*_bounds(found, pod)]
         ids = devices.get((pod.namespace, pod.name), ())
@@ -69,7 +69,7 @@ def plan(pods: Iterable[Pod], devices: PodDevices, gpus: Sequence[GpuInfo]) -> P
     return found
 
 
-def _bounds(found: Plan, pod: Pod) -> Iterator[int]:
+def _bounds(found: CeilingPlan, pod: Pod) -> Iterator[int]:
     """The limits that a pod asks for, mW; those that are not numbers are refused."""
     for annotation, text in pod.asked:
         bound_mw = milliwatts(annotation, text)
@@ -81,7 +81,7 @@ def _bounds(found: Plan, pod: Pod) -> Iterator[int]:
             )
 
 
-def _bound(found: Plan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devices) -> None:
+def _bound(found: CeilingPlan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devices) -> None:
     name = JOB + pod.job
     found.pods[name] = pod
     for one in ids:
@@ -109,7 +109,7 @@ def held(gpus: Sequence[GpuInfo]) -> Bounds:
     }
 
 
-def differences(wanted: Plan, now: Bounds) -> tuple[Bounds, list[tuple[str, str]]]:
+def differences(wanted: CeilingPlan, now: Bounds) -> tuple[Bounds, list[tuple[str, str]]]:
     """Returns the ceilings to set and to remove; none is removed of a pod whose GPUs are
     unknown.
     """
@@ -119,7 +119,7 @@ def differences(wanted: Plan, now: Bounds) -> tuple[Bounds, list[tuple[str, str]
 
 
 def condition_of(
-    pod: Pod, wanted: Plan, gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]
+    pod: Pod, wanted: CeilingPlan, gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]
 ) -> PodCondition | None:
     """Returns what a pod's status should say; None: nothing.
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import Control
-from zeusctl.probe.driver import CallError, Clock, NoDriverError, Question, Reading
+from zeusctl.probe.driver import CallError, Clock, NoDriverError, ProbeReading, Question
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.port import Backend, DeviceError
 from zeusd.devices.vendors import SYSFS, amd_only
@@ -24,8 +24,8 @@ _OF_SENSORS = {
     "module_power_instant_mw": ("module_power_mw",),
     "memory_power_average_mw": ("memory_power_average_mw",),
 }
-"""The fields of `zeusd.devices.port.Sensors` for each sensor: the first one that there is. The call
-for power returns the average where there is one."""
+"""The fields of `port.SensorValues` for each sensor: the first one that there is. The call for
+power returns the average where there is one."""
 
 _SAME = (
     *("name", "architecture", "memory_mib", "uuid", "pci_address", "enforced_power_limit_mw"),
@@ -92,19 +92,19 @@ class BackendGpu:
         """
         return called(getattr(self.backend, name), self.handle, *arguments)
 
-    def read(self, sensors: Sequence[str]) -> Mapping[str, Reading]:
+    def read(self, sensors: Sequence[str]) -> Mapping[str, ProbeReading]:
         """Reads several of `SENSORS`, in as few calls as the driver allows. A call that may take
         milliseconds reads one."""
         try:
             found = self.call("sensors")
         except CallError as error:
-            return dict.fromkeys(sensors, Reading(self.clock.now_ns(), error))
+            return dict.fromkeys(sensors, ProbeReading(self.clock.now_ns(), error))
         absent = CallError(_NOT_SUPPORTED, "not supported")
-        read: dict[str, Reading] = {}
+        read: dict[str, ProbeReading] = {}
         for name in sensors:
             values = (getattr(found, field) for field in _OF_SENSORS[name])
             value = next((one for one in values if one is not None), absent)
-            read[name] = Reading(found.t_ns, value)
+            read[name] = ProbeReading(found.t_ns, value)
         return read
 
     def sensor(self, name: str) -> int:
@@ -123,7 +123,7 @@ def _same(found: Any) -> Any:
     return found
 
 
-class Driver:
+class ProbedNode:
     """A node.
 
     Attributes:
@@ -181,7 +181,7 @@ def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
     return amd_only(sysfs) if library is None else LIBRARY in library
 
 
-class AmdDriver(Driver):
+class AmdDriver(ProbedNode):
     """AMD's GPUs of this machine."""
 
     def __init__(self, library: str | None = None, sysfs: str = SYSFS) -> None:

@@ -65,7 +65,7 @@ class Question(NamedTuple):
     ask: Callable[[], Any]
 
 
-class Reading(NamedTuple):
+class ProbeReading(NamedTuple):
     """One reading of a sensor.
 
     Attributes:

@@ -34,7 +34,7 @@ WAVES: tuple[tuple[float, float, float], ...] = (
 """Seconds of load and of pause, and how long each square wave lasts."""
 
 
-class Load(Protocol):
+class ProbeLoad(Protocol):
     """A load that draws power on one GPU on request."""
 
     name: str
@@ -57,7 +57,7 @@ class Wave:
         scale: Factor for the length of each wave.
     """
 
-    def __init__(self, load: Load, begin_ns: int, scale: float = 1.0) -> None:
+    def __init__(self, load: ProbeLoad, begin_ns: int, scale: float = 1.0) -> None:
         self._load = load
         self._next_ns = begin_ns
         self._ends: list[tuple[int, float, float]] = []
@@ -85,7 +85,7 @@ class Wave:
                 return
 
 
-class TorchLoad(Load):
+class TorchLoad(ProbeLoad):
     """Matrix products on one GPU, by PyTorch with CUDA or HIP. It ran on an H100 and an H200.
 
     Bursts are dated by stream events, against an event that was recorded while the device was idle
@@ -159,7 +159,7 @@ class TorchLoad(Load):
         self._torch.cuda.empty_cache()
 
 
-class SimulatedLoad(Load):
+class SimulatedLoad(ProbeLoad):
     """Work on one GPU of a simulated node."""
 
     name = "simulated work"
@@ -239,7 +239,7 @@ def load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def kept_up(bursts: Load) -> Iterator[None]:
+def kept_up(bursts: ProbeLoad) -> Iterator[None]:
     """Queues one burst after another, and waits for their end."""
     over = threading.Event()
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from zeusctl.exits import USAGE, CommandError, check_writable
 from zeusctl.probe import sandbox
-from zeusctl.probe.backend import AmdDriver, Driver, is_amd
+from zeusctl.probe.backend import AmdDriver, ProbedNode, is_amd
 from zeusctl.probe.driver import CallError, NoDriverError
-from zeusctl.probe.load import Load, TorchLoad, torch_loads
+from zeusctl.probe.load import ProbeLoad, TorchLoad, torch_loads
 from zeusctl.probe.nvml import NvmlDriver
 from zeusctl.probe.page import lines
 from zeusctl.probe.run import Loads, ProbeTiming, probe
@@ -80,16 +80,16 @@ def _indices(text: str | None) -> list[int] | None:
         raise CommandError(f"--gpus takes indices such as 0,2, not {text!r}", USAGE) from None
 
 
-def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads]:
+def _open(options: Mapping[str, Any]) -> tuple[ProbedNode, Loads]:
     if options["simulate"] is not None:
         try:  # only this needs more than a bare checkout has
-            from zeusctl.probe.simulated import SimulatedDriver
+            from zeusctl.probe.simulated import ProbedSimulation
         except ImportError as error:
             raise NoDriverError(
                 f"simulated GPUs need zeusd's packages ({error}); run `pip install zeusd`"
             ) from None
         try:
-            simulated = SimulatedDriver(options["simulate"])
+            simulated = ProbedSimulation(options["simulate"])
         except ValueError as error:
             raise CommandError(str(error), USAGE) from None
         return simulated, simulated.load_on
@@ -98,11 +98,11 @@ def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads]:
     return driver, torch_on(driver)
 
 
-def torch_on(driver: Driver) -> Loads:
+def torch_on(driver: ProbedNode) -> Loads:
     """Makes bursts with PyTorch, on GPUs where no other process computes. PyTorch is loaded at the
     first one: its context draws power."""
 
-    def load_on(index: int) -> Load | None:
+    def load_on(index: int) -> ProbeLoad | None:
         gpu = driver.gpus()[index]
         if isinstance(gpu, CallError):
             return None

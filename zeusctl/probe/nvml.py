@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from zeus_ipc.overriding import override
-from zeusctl.probe.backend import BackendGpu, Driver, call_error, called
-from zeusctl.probe.driver import CallError, Clock, NoDriverError, Question, Reading
+from zeusctl.probe.backend import BackendGpu, ProbedNode, call_error, called
+from zeusctl.probe.driver import CallError, Clock, NoDriverError, ProbeReading, Question
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import driver_text
@@ -52,17 +52,17 @@ class NvmlGpu(BackendGpu):
         return called(self.backend.call, name, self.handle, *arguments)
 
     @override
-    def read(self, sensors: Sequence[str]) -> Mapping[str, Reading]:
+    def read(self, sensors: Sequence[str]) -> Mapping[str, ProbeReading]:
         """Reads the fields of power in one call, and each other sensor in its own, as a read of the
         energy counter takes milliseconds on some boards."""
         powers = [name for name in sensors if name in FIELDS and name != "energy_field_mj"]
         others = [[name] for name in sensors if name not in powers]
-        found: dict[str, Reading] = {}
+        found: dict[str, ProbeReading] = {}
         for names in [powers, *others] if powers else others:
             before_ns = self.clock.now_ns()
             values = self._values(names)
             t_ns = (before_ns + self.clock.now_ns()) // 2
-            found.update((name, Reading(t_ns, value)) for name, value in values.items())
+            found.update((name, ProbeReading(t_ns, value)) for name, value in values.items())
         return found
 
     def _values(self, names: Sequence[str]) -> dict[str, int | CallError]:
@@ -190,7 +190,7 @@ class NvmlGpu(BackendGpu):
         }
 
 
-class NvmlDriver(Driver):
+class NvmlDriver(ProbedNode):
     """NVIDIA's GPUs of this machine.
 
     Raises:

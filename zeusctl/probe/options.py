@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Option(NamedTuple):
+class ProbeOption(NamedTuple):
     """One option: a switch where `kind` is None."""
 
     name: str
@@ -18,18 +18,24 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("--output", str, "FILE", "zeus-probe.json", "Write the report (JSON) to this file."),
-    Option("--gpus", str, "INDICES", None, "Probe only these GPUs: 0,2."),
-    Option("--seconds", float, "S", 30.0, "Sample all GPUs at once for this time."),
-    Option(
+    ProbeOption(
+        "--output", str, "FILE", "zeus-probe.json", "Write the report (JSON) to this file."
+    ),
+    ProbeOption("--gpus", str, "INDICES", None, "Probe only these GPUs: 0,2."),
+    ProbeOption("--seconds", float, "S", 30.0, "Sample all GPUs at once for this time."),
+    ProbeOption(
         "--alone", float, "S", 8.0, "Sample each GPU alone for this time, if there are several."
     ),
-    Option("--calls", int, "N", 200, "Time each call this often."),
-    Option("--no-load", None, None, None, "Run no bursts of load, even if PyTorch sees the GPU."),
-    Option("--identify", None, None, None, "Include UUID, serial number and PCI address."),
-    Option("--library", str, "PATH", None, "Load this libnvidia-ml or libamd_smi."),
-    Option("--in-unit", None, None, None, "Read all again inside zeusd's sandbox (systemd, root)."),
-    Option("--simulate", str, "SPEC", None, "Probe simulated GPUs instead, such as 2xh100."),
+    ProbeOption("--calls", int, "N", 200, "Time each call this often."),
+    ProbeOption(
+        "--no-load", None, None, None, "Run no bursts of load, even if PyTorch sees the GPU."
+    ),
+    ProbeOption("--identify", None, None, None, "Include UUID, serial number and PCI address."),
+    ProbeOption("--library", str, "PATH", None, "Load this libnvidia-ml or libamd_smi."),
+    ProbeOption(
+        "--in-unit", None, None, None, "Read all again inside zeusd's sandbox (systemd, root)."
+    ),
+    ProbeOption("--simulate", str, "SPEC", None, "Probe simulated GPUs instead, such as 2xh100."),
 )
 """All options, in the order of the help."""
 

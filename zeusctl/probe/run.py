@@ -15,18 +15,18 @@ from typing import Any
 from zeus_ipc._version import __version__
 from zeus_ipc.errors import ErrorCode
 from zeusctl.exits import CommandError
-from zeusctl.probe.backend import BackendGpu, Driver
+from zeusctl.probe.backend import BackendGpu, ProbedNode
 from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError, Question
-from zeusctl.probe.load import Load, Wave
+from zeusctl.probe.load import ProbeLoad, Wave
 from zeusctl.probe.sampling import sample, time_calls, time_together
 from zeusd.energy.probed import report as reports
 from zeusd.energy.probed.counter import compare_energy
 from zeusd.energy.probed.doubts import find_doubts
 from zeusd.energy.probed.report import Latency
 from zeusd.energy.probed.sensor import describe, describe_load
-from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.series import ReadingSeries
 
-Loads = Callable[[int], Load | None]
+Loads = Callable[[int], ProbeLoad | None]
 """Makes a load on a GPU, by index; None: no load."""
 
 _PRODUCT = (
@@ -69,14 +69,14 @@ class _Probed:
     sensors: list[str]
     latency_alone: dict[str, Latency | None] = field(default_factory=dict)
     latency_together: dict[str, Latency | None] = field(default_factory=dict)
-    alone: dict[str, Series] = field(default_factory=dict)
-    together: dict[str, Series] = field(default_factory=dict)
-    under_load: dict[str, Series] = field(default_factory=dict)
+    alone: dict[str, ReadingSeries] = field(default_factory=dict)
+    together: dict[str, ReadingSeries] = field(default_factory=dict)
+    under_load: dict[str, ReadingSeries] = field(default_factory=dict)
     loaded: reports.Loaded | None = None
 
 
 def probe(
-    driver: Driver,
+    driver: ProbedNode,
     plan: ProbeTiming,
     *,
     only: Sequence[int] | None = None,
@@ -179,11 +179,11 @@ def _ask(gpu: BackendGpu, plan: ProbeTiming) -> _Probed:
 
 
 def _sample(
-    driver: Driver,
+    driver: ProbedNode,
     opened: Mapping[int, _Probed],
     seconds: float,
     *meanwhile: Callable[[int], None],
-) -> dict[int, dict[str, Series]]:
+) -> dict[int, dict[str, ReadingSeries]]:
     gpus = {index: probed.gpu for index, probed in opened.items()}
     sensors = {index: probed.sensors for index, probed in opened.items()}
     return sample(gpus, sensors, driver.clock, seconds, *meanwhile)
@@ -195,7 +195,7 @@ def _timed(probed: _Probed, slow: bool = False) -> dict[str, Question]:
 
 
 def _load(
-    driver: Driver,
+    driver: ProbedNode,
     index: int,
     probed: _Probed,
     plan: ProbeTiming,
@@ -222,7 +222,7 @@ def _load(
 
 def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) -> reports.ProbedGpu:
     values = probed.values
-    none, alone, loaded = Series(), probed.alone, probed.under_load
+    none, alone, loaded = ReadingSeries(), probed.alone, probed.under_load
     sensors = {
         name: describe(series, together_ns, alone.get(name, none), loaded.get(name, none))
         for name, series in probed.together.items()

@@ -9,7 +9,7 @@ from zeusctl.probe.backend import BackendGpu
 from zeusctl.probe.driver import CallError, Clock, Question
 from zeusd.energy.probed.report import Latency
 from zeusd.energy.probed.sensor import summarize
-from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.series import ReadingSeries
 
 PAUSE_S = 0.001
 """Pause after each reading: without it, some drivers fail, and the GPU's work slows down."""
@@ -21,13 +21,13 @@ def sample(
     clock: Clock,
     seconds: float,
     meanwhile: Callable[[int], None] = lambda now_ns: None,
-) -> dict[int, dict[str, Series]]:
+) -> dict[int, dict[str, ReadingSeries]]:
     """Reads each GPU in turn.
 
     Returns:
         The readings by index and sensor.
     """
-    found = {index: {name: Series() for name in sensors[index]} for index in gpus}
+    found = {index: {name: ReadingSeries() for name in sensors[index]} for index in gpus}
     begin_ns = clock.now_ns()
     while (now_ns := clock.now_ns()) - begin_ns < seconds * 1e9:
         meanwhile(now_ns)

@@ -4,16 +4,16 @@ only as long as their computation. Calls take no time.
 
 from __future__ import annotations
 
-from zeusctl.probe.backend import Driver
+from zeusctl.probe.backend import ProbedNode
 from zeusctl.probe.driver import Clock
-from zeusctl.probe.load import Load, SimulatedLoad
+from zeusctl.probe.load import ProbeLoad, SimulatedLoad
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 
 WORKLOAD = "model/compute"
 """The workload that serves as load."""
 
 
-class SimulatedDriver(Driver):
+class ProbedSimulation(ProbedNode):
     """A simulated node.
 
     Raises:
@@ -28,7 +28,7 @@ class SimulatedDriver(Driver):
         backend = SimulatedBackend(spec, clock_ns=time, sleep=time.sleep)
         super().__init__(backend, Clock(time, time.sleep))
 
-    def load_on(self, index: int) -> Load:
+    def load_on(self, index: int) -> ProbeLoad:
         """Work on one GPU."""
         work = self.backend.open_work([index], WORKLOAD)
         begin_ns = self.clock.now_ns()

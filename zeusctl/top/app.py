@@ -22,10 +22,10 @@ from zeusctl.reports import StatusReport
 from zeusctl.text import shorten
 from zeusctl.top.model import LINE, SORTS, Cell, Shown, View, fitting, listed
 from zeusctl.top.screens import GpuScreen, HelpScreen, Overlay
-from zeusctl.top.source import Source
+from zeusctl.top.source import NodeSource
 
 
-class Rows(DataTable[Text]):
+class LiveTable(DataTable[Text]):
     """A table whose rows are replaced at each update; cursor and scroll position stay."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -117,7 +117,7 @@ class TopApp(App[int]):
         ),
     ]
 
-    def __init__(self, source: Source, interval_s: float, frames: int | None) -> None:
+    def __init__(self, source: NodeSource, interval_s: float, frames: int | None) -> None:
         super().__init__(ansi_color=True)
         self._source = source
         self._interval_s = interval_s
@@ -130,7 +130,7 @@ class TopApp(App[int]):
         yield Static(id="trouble")
         for name in ("gpus", "leases", "processes"):
             yield Static(classes="title", id=f"{name}-title")
-            yield Rows(
+            yield LiveTable(
                 id=name, cell_padding=0, cursor_type="row", zebra_stripes=False, show_cursor=True
             )
         yield Input(placeholder="text", id="filter", compact=True)
@@ -138,7 +138,7 @@ class TopApp(App[int]):
 
     def on_mount(self) -> None:
         """Shows the first update, and starts the timer for the next ones."""
-        self._main.query_one("#gpus", Rows).focus()
+        self._main.query_one("#gpus", LiveTable).focus()
         self._draw()
         self.action_look()
         self.set_interval(self._interval_s, self.action_look)
@@ -209,7 +209,7 @@ class TopApp(App[int]):
         )
         heights = self._heights(len(gpus), len(leases), len(processes))
         for height, (name, nouns, note, (shown, cells)) in zip(heights, tables, strict=True):
-            table = self._main.query_one(f"#{name}", Rows)
+            table = self._main.query_one(f"#{name}", LiveTable)
             table.styles.height = height
             table.show(shown, cells)
             seen = min(len(cells), height - 1)
@@ -265,7 +265,7 @@ class TopApp(App[int]):
     def _reorder(self) -> None:
         """Shows the first rows of a new order, and moves the cursor there."""
         self._draw()
-        self._main.query_one("#gpus", Rows).scroll_first()
+        self._main.query_one("#gpus", LiveTable).scroll_first()
 
     def action_filter(self) -> None:
         """Opens the filter."""
@@ -290,7 +290,7 @@ class TopApp(App[int]):
 
     def _close_filter(self) -> None:
         self._main.query_one("#filter", Input).display = False
-        self._main.query_one("#gpus", Rows).focus()
+        self._main.query_one("#gpus", LiveTable).focus()
         self._draw()
 
 

@@ -19,7 +19,7 @@ from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
 from zeusctl.entities import CEILING, GPU, LEASE, Gpu, span
 from zeusctl.text import resample, sparkline
-from zeusctl.top.source import DOMAINS, HOUR_S, Source
+from zeusctl.top.source import DOMAINS, HOUR_S, NodeSource
 
 HELP = """\
  up down PgUp PgDn Home End   move and scroll
@@ -83,7 +83,7 @@ class HelpScreen(Overlay):
 class GpuScreen(Overlay):
     """One GPU, kept up to date."""
 
-    def __init__(self, source: Source, gpu: Gpu) -> None:
+    def __init__(self, source: NodeSource, gpu: Gpu) -> None:
         super().__init__(f"GPU {gpu.index}: {gpu.name}")
         self._source = source
         self._uuid = gpu.uuid

@@ -28,7 +28,7 @@ DOMAINS = (
 Points = list[tuple[float, float]]
 
 
-class Source:
+class NodeSource:
     """The node, updated on request.
 
     Attributes:

@@ -11,7 +11,7 @@ from zeus_ipc.requests import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
 from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure, Peer
 from zeusd.core.pending import ClientState, Handler, RequestContext
-from zeusd.core.policy import Settings
+from zeusd.core.policy import CoreSettings
 
 ABSENT = Failure(
     ErrorCode.NOT_SUPPORTED,
@@ -22,7 +22,7 @@ ABSENT = Failure(
 _NOBODYS = ("idle", "unattributed")
 
 
-def sees_all(settings: Settings, peer: Peer) -> bool:
+def sees_all(settings: CoreSettings, peer: Peer) -> bool:
     """Whether a user may see the energy of all users."""
     readers = settings.ledger
     return (

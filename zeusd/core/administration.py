@@ -11,7 +11,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import (
     AuditRecords,
     Count,
-    Done,
+    EmptyResult,
     Metrics,
     NodeInfo,
     Permission,
@@ -34,15 +34,23 @@ from zeusd.core.accounting import for_reader, sees_all
 from zeusd.core.audit_log import public
 from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import CloseDriver, Forget, Measured, OpenDriver, Put, Read, Reading
-from zeusd.core.entries import CEILING, QUIESCED, Ceiling, Mark, key_of
+from zeusd.core.effects import (
+    CloseDriver,
+    Forget,
+    OpenDriver,
+    Put,
+    Read,
+    ReadingMade,
+    RuntimeCounters,
+)
+from zeusd.core.entries import CEILING, QUIESCED, CeilingEntry, Mark, key_of
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer, Refusal, refuse_if
-from zeusd.core.node import Gpu
+from zeusd.core.node import NodeGpu
 from zeusd.core.outbox import after_all
 from zeusd.core.pending import ClientState, Handler, Pending, RequestContext
-from zeusd.devices.port import Outcome
+from zeusd.devices.port import CallOutcome
 
 PATIENCE_NS = 5_000_000_000
 """Time for all restores before the driver is closed anyway."""
@@ -117,7 +125,7 @@ class Administration:
         return Restored(controls={restore.control.value: "forgotten" for restore in waiting})
 
     def _restore_gpu(
-        self, peer: Peer, pending: Pending, gpu: Gpu, request: Restore
+        self, peer: Peer, pending: Pending, gpu: NodeGpu, request: Restore
     ) -> Restored | None:
         uuid, wanted = gpu.info.uuid, {*(request.controls or Control)}
         offered = [one for one in gpu.machines.values() if one.control in wanted]
@@ -161,9 +169,9 @@ class Administration:
     def _persist_gpu(
         self, pending: Pending, uuid: str, machines: list[ControlMachine], uid: int
     ) -> None:
-        released = after_all(len(machines), lambda: pending.put(uuid, Done()))
+        released = after_all(len(machines), lambda: pending.put(uuid, EmptyResult()))
 
-        def recorded(machine: ControlMachine, value: Ceiling, failure: object) -> None:
+        def recorded(machine: ControlMachine, value: CeilingEntry, failure: object) -> None:
             if failure is None:
                 machine.persist(value)
                 machine.release("persisted", then=released)
@@ -173,7 +181,7 @@ class Administration:
         for machine in machines:
             # Durable before the lease ends: if zeusd is killed in between, the value persists.
             assert machine.values.newest is not None
-            value = Ceiling(machine.values.newest, uid)
+            value = CeilingEntry(machine.values.newest, uid)
             ticket = self._out.ticket(partial(recorded, machine, value))
             self._out.add(Put(_persisted_key(machine), value, ticket=ticket))
 
@@ -280,7 +288,9 @@ class Administration:
         admin = self._context.is_admin(peer)
         return Policy(uid=peer.uid, admin=admin, on_host=peer.on_host, gpus=gpus)
 
-    def _permission(self, connection: ClientState, gpu: Gpu, machine: ControlMachine) -> Permission:
+    def _permission(
+        self, connection: ClientState, gpu: NodeGpu, machine: ControlMachine
+    ) -> Permission:
         right = connection.right(self._node.settings.access, gpu.info, machine.control)
         if right.refusal is not None:
             return Permission(allowed=False, why=right.refusal.message, ranges=[])
@@ -303,11 +313,11 @@ class Administration:
 
     def _metrics(self, connection: ClientState, request: GetMetrics) -> None:
         ticket = self._out.ticket(partial(self._measured, connection, request.id))
-        self._out.add(Read(ticket, "", Reading.METRICS))
+        self._out.add(Read(ticket, "", ReadingMade.METRICS))
 
     def _measured(self, connection: ClientState, request_id: int, result: object) -> None:
         audit_log, machines = self._out.audit_log, [*self._node.machines()]
-        assert isinstance(result, Measured)
+        assert isinstance(result, RuntimeCounters)
         peer, ledger = connection.peer, result.ledger
         if ledger is not None and not sees_all(self._node.settings, peer):
             ledger = for_reader(ledger, peer.uid)
@@ -352,7 +362,7 @@ def _outcome(machine: ControlMachine) -> str:
         return "ok"
     # No library reports beforehand whether a GPU has it, such as memory clocks on Hopper.
     free, found = machine.phase is Phase.FREE, machine.trouble.outcome
-    return "not_offered" if free and found is Outcome.UNSUPPORTED else machine.trouble.message
+    return "not_offered" if free and found is CallOutcome.UNSUPPORTED else machine.trouble.message
 
 
 def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeusd.core.effects import Forget, Put
-from zeusd.core.entries import OBSERVED, RESTING, Ceiling, Kept, key_of
+from zeusd.core.entries import OBSERVED, RESTING, CeilingEntry, Kept, key_of
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import Target
 
@@ -19,7 +19,7 @@ PERSISTED, JOB_PREFIX = "persisted", "job:"
 """Names of ceilings; `job:ID` belongs to one job. The others are chosen by administrators."""
 
 
-def ceiling_text(ceiling: Ceiling, name: str, spec: ControlSpec, boot_ns: int) -> str:
+def ceiling_text(ceiling: CeilingEntry, name: str, spec: ControlSpec, boot_ns: int) -> str:
     """A ceiling in words: its value, its user and its end."""
     until = " until the job ends" if name.startswith(JOB_PREFIX) else ""
     if ceiling.deadline_ns is not None:
@@ -29,7 +29,7 @@ def ceiling_text(ceiling: Ceiling, name: str, spec: ControlSpec, boot_ns: int) -
     return f"ceiling {name} of user {ceiling.uid} allows at most {spec.text(ceiling.value)}{until}"
 
 
-class Ceilings(dict[str, Ceiling]):
+class Ceilings(dict[str, CeilingEntry]):
     """The ceilings of one control by name, without the site's."""
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class Ceilings(dict[str, Ceiling]):
                 value = one.value
         return value
 
-    def lowest_named(self, without: str = "") -> tuple[str, Ceiling | None]:
+    def lowest_named(self, without: str = "") -> tuple[str, CeilingEntry | None]:
         """The name of the lowest of all ceilings but one, and the ceiling; None: there is none."""
         others = [pair for pair in self.items() if pair[0] != without]
         return min(others, key=lambda pair: pair[1].value, default=("", None))
@@ -169,7 +169,7 @@ class Bounds:
         one."""
         persisted = self.ceilings.get(PERSISTED)
         if persisted is not None and not self._spec.ceilings:
-            self.ceilings[PERSISTED] = Ceiling(target, persisted.uid)
+            self.ceilings[PERSISTED] = CeilingEntry(target, persisted.uid)
             return
         if self._site.pinned:  # until the configuration is read again, or another driver is loaded
             self._site = replace(self._site, value=target)

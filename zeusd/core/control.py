@@ -35,35 +35,35 @@ from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.bounds import PERSISTED, Bounds, Ceilings
 from zeusd.core.control_audit import ControlAudit
-from zeusd.core.effects import Forget, Put, Read, Reading, Write
-from zeusd.core.entries import PENDING, Ceiling, Loss, PendingRestore, key_of
-from zeusd.core.holding import MAX_WAITING, ZEUSD, Lease, LeaseState, Set, SetQueue
+from zeusd.core.effects import Forget, Put, Read, ReadingMade, Write
+from zeusd.core.entries import PENDING, CeilingEntry, Loss, PendingRestore, key_of
+from zeusd.core.holding import MAX_WAITING, ZEUSD, HeldLease, LeaseState, Set, SetQueue
 from zeusd.core.lifecycle import (
     IN_FLIGHT,
     OUT_OF_REACH,
     READY,
-    Event,
+    ControlEvent,
     Lifecycle,
     Phase,
     State,
 )
-from zeusd.core.model import Failure, Peer, Process, kept_failure
+from zeusd.core.model import Failure, Peer, ProcessIdentity, kept_failure
 from zeusd.core.outbox import Then
 from zeusd.core.policy import Target
 from zeusd.core.values import Values
-from zeusd.devices.port import Outcome
+from zeusd.devices.port import CallOutcome
 from zeusd.restore_rule import (
     ALL,
     HIGHER,
     OURS,
     Holds,
-    Plan,
     ReadControl,
-    Refused,
+    RestorePlan,
     Result,
     Step,
     Unknown,
     WriteControl,
+    WriteRefused,
     WriteResult,
     restore_steps,
 )
@@ -87,7 +87,7 @@ LEASE_FIELDS = (
 )
 """Fields of a lease that its journal entry has, too."""
 
-_HOPELESS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
+_HOPELESS = frozenset({CallOutcome.INVALID, CallOutcome.UNSUPPORTED, CallOutcome.DENIED})
 
 Procedure: TypeAlias = Generator[Step, Any, None]
 
@@ -168,7 +168,7 @@ class ControlMachine:
         return self.life.phase
 
     @property
-    def lease(self) -> Lease | None:
+    def lease(self) -> HeldLease | None:
         """See `LeaseState.lease`."""
         return self.holding.lease
 
@@ -243,7 +243,7 @@ class ControlMachine:
             restoration = Restoration(SITE_LIMIT, ALL, required=left is not None)
             self._restore_unheld(restoration, left)
 
-    def persist(self, ceiling: Ceiling) -> None:
+    def persist(self, ceiling: CeilingEntry) -> None:
         """What the holder has set becomes a ceiling; its lease is to end."""
         self.audit.values("persisted", self.target, ceiling.value, self.lease)
         self.ceilings[PERSISTED] = ceiling
@@ -268,7 +268,7 @@ class ControlMachine:
         the lease ends at once, such as `holder_gone`; None: it goes on."""
         now_ns = self.out.now_ns
         known = {name: getattr(restore, name) for name in LEASE_FIELDS}
-        lease = Lease(**known, expires_ns=now_ns, heard_ns=now_ns, forgiven=True)
+        lease = HeldLease(**known, expires_ns=now_ns, heard_ns=now_ns, forgiven=True)
         lease.recoveries += 1
         lease.asked = restore.values[-1] if restore.values else None
         until_ns = now_ns + self._settle_ns
@@ -280,7 +280,7 @@ class ControlMachine:
             # it known what the driver made of it.
             doubts = {restore.target: until_ns, **self.values.doubts}
             self.values = Values((restore.target, *restore.values), doubts)
-        self.life.on(Event.TAKE)
+        self.life.on(ControlEvent.TAKE)
         self.holding.begin(lease, now_ns + (restore.ttl_ns >> restore.recoveries))
         if restore.ending or ending is not None:
             self._end(restore.ending or str(ending), restore.overwrite)
@@ -328,13 +328,13 @@ class ControlMachine:
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""
         self._refuse_waiting()
-        self.life.on(Event.LEAVE)
+        self.life.on(ControlEvent.LEAVE)
 
     def resume(self, found: ControlValue | None) -> None:
         """The device is in reach again. `found` is what the control holds now, if that is known."""
         if self.life.state not in OUT_OF_REACH:
             return
-        self.life.on(Event.BACK)
+        self.life.on(ControlEvent.BACK)
         if self.life.state is State.FREE:
             if found != self.bounds.resting and self.spec.readable:
                 self.bounds.rest(None)  # a reset GPU has forgotten it
@@ -346,7 +346,7 @@ class ControlMachine:
         self.retry_now()
         self._pump()
 
-    def process_gone(self, process: Process) -> None:
+    def process_gone(self, process: ProcessIdentity) -> None:
         """A process died: its lease ends, and its losses are forgotten."""
         if self.holding.by(process):
             self.release("holder_gone")
@@ -381,7 +381,7 @@ class ControlMachine:
             else:
                 self._restoration.waiting.append(then)
 
-    def withdraw(self, process: Process, client: str | None = None) -> None:
+    def withdraw(self, process: ProcessIdentity, client: str | None = None) -> None:
         """Drops the waiting sets of a process, or of one client object in it."""
         for item in self._waiting.take(process, client):
             item.done(self.holding.gone(item.peer))
@@ -415,7 +415,7 @@ class ControlMachine:
             self.record()
         withdrawn = self._waiting.take(holder)
         if in_flight:
-            self.life.on(Event.END)
+            self.life.on(ControlEvent.END)
         else:
             self._attempt()
         for item in withdrawn:
@@ -429,7 +429,7 @@ class ControlMachine:
             return
         self.holding.end()
         self.out.add(Forget(self.key))
-        self.life.on(Event.DROP)
+        self.life.on(ControlEvent.DROP)
         self.holding.lease = None
         self._follow_later()
 
@@ -443,7 +443,9 @@ class ControlMachine:
     ) -> None:
         """Restores a control that nobody holds. `left` is what zeusd left in force, if it did."""
         now_ns = self.out.now_ns
-        self.holding.lease = Lease(by.process, by.uid, "", now_ns, 0, now_ns, command=by.command)
+        self.holding.lease = HeldLease(
+            by.process, by.uid, "", now_ns, 0, now_ns, command=by.command
+        )
         self.values = self.values.after(self.out.now_ns, *(() if left is None else (left,)))
         self._restoration = restoration
         if left is not None:
@@ -486,10 +488,10 @@ class ControlMachine:
         process, now_ns = item.peer.process, self.out.now_ns
         if self.life.state is State.FREE:
             uid, command, job = item.peer.uid, item.peer.command, item.peer.job
-            lease = Lease(process, uid, item.client, now_ns, item.ttl_ns, now_ns)
+            lease = HeldLease(process, uid, item.client, now_ns, item.ttl_ns, now_ns)
             lease.command, lease.job = command, job
             self._found, self.values = None, self.values.after(now_ns)
-            self.life.on(Event.TAKE)
+            self.life.on(ControlEvent.TAKE)
             self.holding.begin(lease, now_ns)
         assert self.lease is not None
         if item.value is None:
@@ -526,7 +528,7 @@ class ControlMachine:
         except StopIteration:
             return
         if self.phase is Phase.HELD:
-            self.life.on(Event.CALL)
+            self.life.on(ControlEvent.CALL)
         before = self.values
         ticket = self.out.ticket(partial(self._answered, step, before))
         if isinstance(step, WriteControl):
@@ -546,7 +548,7 @@ class ControlMachine:
                 )
             )
         else:
-            reading = Reading.CONTROL if isinstance(step, ReadControl) else Reading.LIMITS
+            reading = ReadingMade.CONTROL if isinstance(step, ReadControl) else ReadingMade.LIMITS
             self.out.add(Read(ticket, self.gpu, reading, self.control))
 
     def _asking(self, step: WriteControl) -> Values:
@@ -565,13 +567,13 @@ class ControlMachine:
         """A device call returned, perhaps after its lease, or the device's reach, has ended."""
         if isinstance(step, WriteControl):
             if isinstance(result, Failure):
-                result = Refused(result)  # it never reached the device
-            assert isinstance(result, (Refused, Holds, Unknown))
+                result = WriteRefused(result)  # it never reached the device
+            assert isinstance(result, (WriteRefused, Holds, Unknown))
             self._wrote(step, before, result)
         elif isinstance(result, Failure):
             result = Unknown(result)
         if self.life.state in (State.WORKING, State.AWAY_BUSY):
-            self.life.on(Event.ANSWER)
+            self.life.on(ControlEvent.ANSWER)
         self._go_on(result)
         if self.life.state is State.ENDING:
             self._attempt()
@@ -580,7 +582,7 @@ class ControlMachine:
     def _wrote(self, step: WriteControl, before: Values, outcome: WriteResult) -> None:
         """Rule 4: what may be in force after a write."""
         now_ns = self.out.now_ns
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, WriteRefused):
             self.values = before
         elif isinstance(outcome, Unknown):
             until_ns = now_ns + self._settle_ns
@@ -618,7 +620,7 @@ class ControlMachine:
 
     # ------------------------------------------------------------------------------- procedures
 
-    def _set(self, item: Set, asked: ControlValue, lease: Lease) -> Procedure:
+    def _set(self, item: Set, asked: ControlValue, lease: HeldLease) -> Procedure:
         """Rules 3 and 5, under a lease."""
         reads = self.spec.readable
         if reads and self._found is None and not self.values.values:
@@ -642,7 +644,7 @@ class ControlMachine:
             value = self.spec.normal((*asked, *self.target)) if self.spec.merges else asked
             possible = self.values.values or (self.target if self._found is None else self._found,)
             outcome = yield WriteControl(value, expected=possible if reads else (), sure=False)
-            found = outcome.found if isinstance(outcome, Refused) else None
+            found = outcome.found if isinstance(outcome, WriteRefused) else None
             if found is None:
                 break
             # What zeusd wrote before is not in force any more.
@@ -683,7 +685,7 @@ class ControlMachine:
             "choose at most that",
         )
 
-    def _bring_under(self, waiting: list[Then], lease: Lease) -> Procedure:
+    def _bring_under(self, waiting: list[Then], lease: HeldLease) -> Procedure:
         """Rule 8, under a lease."""
         found = yield ReadControl()
         again_ns = 0
@@ -717,7 +719,7 @@ class ControlMachine:
 
     def _attempt(self) -> None:
         self.out.due_ns.drop(self.retry_now)
-        self.life.on(Event.RESTORE)
+        self.life.on(ControlEvent.RESTORE)
         self._start(self._restore())
 
     def _restore(self) -> Procedure:
@@ -725,7 +727,7 @@ class ControlMachine:
         restoration = self._restoration
         assert restoration is not None
         while True:
-            plan = Plan(
+            plan = RestorePlan(
                 self.spec,
                 self.target,
                 self.values.values,
@@ -756,7 +758,7 @@ class ControlMachine:
         late = self._settles_ns > self.out.now_ns
         return replace(result, kind="settling") if result.kind == "restored" and late else result
 
-    def _again(self, restoration: Restoration, plan: Plan, result: Result) -> bool:
+    def _again(self, restoration: Restoration, plan: RestorePlan, result: Result) -> bool:
         """Ends an attempt. Returns whether the target has changed meanwhile."""
         bounds, in_force, kind = self.bounds, result.in_force, result.kind
         if result.pending:
@@ -797,7 +799,7 @@ class ControlMachine:
         if restoration.required and restoration.reason not in (CEILING, SITE_LIMIT):
             reason = restoration.reason
             self.audit.note("lease_ended", self.lease, reason=reason, result=kind)
-        self.life.on(Event.DONE)
+        self.life.on(ControlEvent.DONE)
         self.holding.lease = None
         self.values = self.values.after(self.out.now_ns)
         self.trouble = trouble
@@ -813,7 +815,7 @@ class ControlMachine:
         if result.kind == "failed":
             failure = self._failure(result.target, Unknown(result.trouble, result.holds))
         if failure is not None and not restoration.required and result.refused:
-            unsupported = failure.outcome is Outcome.UNSUPPORTED
+            unsupported = failure.outcome is CallOutcome.UNSUPPORTED
             if result.wrote and not (unsupported and restoration.reason == "reset"):
                 self._note_write("restore", result.found, result.in_force, failure)
             unwritten = failure.outcome is None and restoration.reason != SITE_LIMIT
@@ -823,7 +825,7 @@ class ControlMachine:
         elif result.wrote:
             self._note_write("restore", result.found, result.in_force, failure)
         restoration.required |= not result.refused  # it may be in force
-        self.life.on(Event.WAIT)
+        self.life.on(ControlEvent.WAIT)
         if failure is None:
             self._settle()
         else:
@@ -905,7 +907,7 @@ class ControlMachine:
         old: ControlValue | None,
         new: ControlValue,
         failure: Failure | None,
-        lease: Lease | None = None,
+        lease: HeldLease | None = None,
     ) -> None:
         reason = "requested" if self._restoration is None else self._restoration.reason
         self.audit.write(event, old, new, failure, lease or self.lease, reason)

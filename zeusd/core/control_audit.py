@@ -9,7 +9,7 @@ from zeusd.core.model import Failure, Peer
 from zeusd.core.outbox import Outbox
 
 if TYPE_CHECKING:
-    from zeusd.core.holding import Lease
+    from zeusd.core.holding import HeldLease
 
 
 class ControlAudit:
@@ -21,7 +21,7 @@ class ControlAudit:
         self._out = out
 
     def note(
-        self, event: str, by: Lease | Peer | None = None, warning: bool = False, **fields: Any
+        self, event: str, by: HeldLease | Peer | None = None, warning: bool = False, **fields: Any
     ) -> None:
         """Writes a record."""
         who = {} if by is None else by.fields
@@ -32,7 +32,7 @@ class ControlAudit:
         event: str,
         old: ControlValue | None,
         new: ControlValue,
-        by: Lease | Peer | None = None,
+        by: HeldLease | Peer | None = None,
         warning: bool = False,
         **more: str,
     ) -> None:
@@ -55,7 +55,7 @@ class ControlAudit:
         old: ControlValue | None,
         new: ControlValue,
         failure: Failure | None,
-        lease: Lease | None,
+        lease: HeldLease | None,
         reason: str,
     ) -> None:
         """zeusd has written the control, or has tried to."""

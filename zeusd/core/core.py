@@ -19,7 +19,7 @@ from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.audit_log import AuditLog
 from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Effect, Forget, Put, Read, Reading
+from zeusd.core.effects import Effect, Forget, Put, Read, ReadingMade
 from zeusd.core.entries import (
     CEILING,
     DRIVER,
@@ -29,7 +29,7 @@ from zeusd.core.entries import (
     QUIESCED,
     RESTING,
     STOPPING,
-    Ceiling,
+    CeilingEntry,
     DriverEntry,
     Kept,
     Loss,
@@ -39,13 +39,13 @@ from zeusd.core.entries import (
     key_of,
 )
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Failure, GpuFacts, Peer, Process
-from zeusd.core.node import MISSING, Gpu, NodeState
+from zeusd.core.model import Failure, GpuFacts, Peer, ProcessIdentity
+from zeusd.core.node import MISSING, NodeGpu, NodeState
 from zeusd.core.pending import ClientState, Deferrals
-from zeusd.core.policy import SECOND_NS, Settings, Target
-from zeusd.core.requests import SHUTTING_DOWN, Requests
-from zeusd.devices.port import Outcome
-from zeusd.restore_rule import Refused, Unknown
+from zeusd.core.policy import SECOND_NS, CoreSettings, Target
+from zeusd.core.requests import SHUTTING_DOWN, RequestAnswers
+from zeusd.devices.port import CallOutcome
+from zeusd.restore_rule import Unknown, WriteRefused
 
 RECONNECT_NS = 5 * SECOND_NS
 """Time for a holder to reconnect after its last connection ended, for example by exec."""
@@ -59,7 +59,7 @@ class Core:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CoreSettings,
         *,
         daemon_version: str,
         simulated: str | None = None,
@@ -71,7 +71,7 @@ class Core:
         self.node.started_ns = started_ns
         self._out = self.node.out
         self._connections: dict[int, ClientState] = {}
-        self._deferrals: WeakValueDictionary[tuple[Process, str], Deferrals] = (
+        self._deferrals: WeakValueDictionary[tuple[ProcessIdentity, str], Deferrals] = (
             WeakValueDictionary()  # they end with the last connection
         )
         # What the journal says of GPUs and controls that have not been found yet.
@@ -85,13 +85,13 @@ class Core:
         self._driver: DriverEntry | None = None
         self._was_stopping = False
         self._silent = False
-        self._requests = Requests(self.node, daemon_version, simulated, stream)
+        self._requests = RequestAnswers(self.node, daemon_version, simulated, stream)
         self._requests.administration.connections = lambda: len(self._connections)
         self._ceilings = self._requests.ceilings
 
     # ----------------------------------------------------------------------------------- events
 
-    def recover(self, entries: dict[str, Recorded], alive: set[Process]) -> None:
+    def recover(self, entries: dict[str, Recorded], alive: set[ProcessIdentity]) -> None:
         """What the journal holds, before any GPU is known."""
         node, values = self.node, [*entries.values()]
         self._entries = dict(entries)
@@ -127,7 +127,7 @@ class Core:
             uuid = facts.info.uuid
             known = self.node.gpus.get(uuid)
             if known is None:
-                known = self.node.gpus[uuid] = Gpu(facts, {})
+                known = self.node.gpus[uuid] = NodeGpu(facts, {})
                 if f"{GPU}/{uuid}" not in self._entries:  # a restart of zeusd is no news
                     address = facts.info.pci_address
                     name = facts.info.name
@@ -174,7 +174,7 @@ class Core:
         self._ceilings.jobs_present(present)
         return self._effects()
 
-    def reconfigure(self, now_ns: int, settings: Settings) -> list[Effect]:
+    def reconfigure(self, now_ns: int, settings: CoreSettings) -> list[Effect]:
         """The configuration changed. Leases stay; their ranges follow the new rules."""
         self._out.now_ns = now_ns
         self.node.settings = settings
@@ -207,7 +207,7 @@ class Core:
                     machine.holding.shorten(RECONNECT_NS)
         return self._effects()
 
-    def process_gone(self, now_ns: int, process: Process) -> list[Effect]:
+    def process_gone(self, now_ns: int, process: ProcessIdentity) -> list[Effect]:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
         self.node.alive.discard(process)
@@ -241,8 +241,8 @@ class Core:
     def device_done(self, now_ns: int, ticket: int, result: object) -> list[Effect]:
         """A `Read` or `Write` returned: its value, outcome, or a `Failure`."""
         self._out.now_ns = now_ns
-        trouble = result.trouble if isinstance(result, (Refused, Unknown)) else result
-        if isinstance(trouble, Failure) and trouble.outcome is Outcome.LOST:
+        trouble = result.trouble if isinstance(result, (WriteRefused, Unknown)) else result
+        if isinstance(trouble, Failure) and trouble.outcome is CallOutcome.LOST:
             self._lose_gpu(trouble)
         self._out.finish(ticket, result)
         return self._effects()
@@ -273,12 +273,12 @@ class Core:
             for uuid in sorted(self.node.gpus.keys() - self._asked_split):
                 self._asked_split.add(uuid)
                 ticket = self._out.ticket(partial(self._split_seen, uuid))
-                self._out.add(Read(ticket, uuid, Reading.SPLIT))
+                self._out.add(Read(ticket, uuid, ReadingMade.SPLIT))
             for machine in self.node.machines():
                 if machine.spec.readable and machine.phase is Phase.FREE:
                     ticket = self._out.ticket(partial(self._looked_around, machine))
                     gpu, control = machine.gpu, machine.control
-                    self._out.add(Read(ticket, gpu, Reading.CONTROL, control))
+                    self._out.add(Read(ticket, gpu, ReadingMade.CONTROL, control))
         return self._effects()
 
     def _split_seen(self, uuid: str, split: object) -> None:
@@ -426,10 +426,10 @@ class Core:
             ceilings = {
                 key: entry
                 for key, entry in self._entries.items()
-                if isinstance(entry, Ceiling) and not key.endswith(PERSISTED)
+                if isinstance(entry, CeilingEntry) and not key.endswith(PERSISTED)
             }
             for key, entry in self._entries.items():
-                gone = isinstance(entry, (Kept, Ceiling)) or key.startswith(GPU)
+                gone = isinstance(entry, (Kept, CeilingEntry)) or key.startswith(GPU)
                 if gone and key not in ceilings and not self.node.gpus:
                     self._out.add(Forget(key))
             self.node.pending.clear()
@@ -437,7 +437,7 @@ class Core:
         if before != driver:
             self._out.add(Put(DRIVER, driver))
 
-    def _add_controls(self, gpu: Gpu) -> None:
+    def _add_controls(self, gpu: NodeGpu) -> None:
         """Controls of a GPU that are not known yet, and what the journal says of them.
 
         A driver may fail while a GPU is looked at: a control that something is to be restored on
@@ -473,7 +473,7 @@ class Core:
             self._reconcile(machine)
 
     def _add_control(
-        self, gpu: Gpu, control: Control, target: Target, known: ControlValue | None
+        self, gpu: NodeGpu, control: Control, target: Target, known: ControlValue | None
     ) -> ControlMachine:
         uuid = gpu.info.uuid
         machine = gpu.machines[control] = ControlMachine(
@@ -489,7 +489,7 @@ class Core:
                 self._out.add(Put(key_of(INITIAL, uuid, control), Kept(bounds.initial)))
         prefix = key_of(CEILING, uuid, control, "")
         for key, entry in self._entries.items():
-            if isinstance(entry, Ceiling) and key.startswith(prefix):
+            if isinstance(entry, CeilingEntry) and key.startswith(prefix):
                 bounds.ceilings[key.removeprefix(prefix)] = entry
         bounds.resting = self._kept(RESTING, uuid, control)
         return machine

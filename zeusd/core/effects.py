@@ -15,10 +15,10 @@ from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.replies import CallTimes, Envelope, LedgerState, SourceState, UserLoad
 from zeus_ipc.requests import AccountingRequest
 from zeusd.core.entries import PendingRestore, Recorded
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 
 
-class Reading(Enum):
+class ReadingMade(Enum):
     """The reading that a `Read` makes."""
 
     STATE = "state"
@@ -37,11 +37,11 @@ class Reading(Enum):
     SPLIT = "split"
     """Whether the GPU is split (MIG), a bool."""
     METRICS = "metrics"
-    """The runtime's counters, `Measured`; not of a GPU."""
+    """The runtime's counters, `RuntimeCounters`; not of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RuntimeCounters:
     """The runtime's counters, see `replies.Metrics`."""
 
     calls: list[CallTimes]
@@ -64,7 +64,7 @@ class Read:
 
     ticket: int
     gpu: str
-    reading: Reading
+    reading: ReadingMade
     control: Control | None = None
 
 
@@ -132,17 +132,17 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchProcess:
     """Report the end of this process, which now holds a lease."""
 
-    process: Process
+    process: ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class Unwatch:
     """Stop watching a process that holds no lease any more."""
 
-    process: Process
+    process: ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Look:
     """Ask the kernel for a process's activity: `model.ProcessUsage`, or None if it has exited."""
 
     ticket: int
-    process: Process
+    process: ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ Effect: TypeAlias = (
     | OpenDriver
     | Put
     | Forget
-    | Watch
+    | WatchProcess
     | Unwatch
     | Look
     | LedgerCall

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 from zeusd.restore_rule import OURS
 
 PENDING, LOSS, CEILING = "pending", "loss", "ceiling"
@@ -99,7 +99,7 @@ class Strange(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling(Recorded):
+class CeilingEntry(Recorded):
     """One upper bound.
 
     Attributes:
@@ -126,7 +126,7 @@ class Loss(Recorded):
 
     gpu: str
     control: Control
-    process: Process
+    process: ProcessIdentity
     reason: str
     uid: int = -1
 
@@ -154,7 +154,7 @@ class PendingRestore(Recorded):
 
     gpu: str
     control: Control
-    holder: Process
+    holder: ProcessIdentity
     uid: int
     client: str
     since_ns: int
@@ -238,7 +238,7 @@ def _joined(
 _KINDS: dict[str, type[Recorded]] = {
     PENDING: PendingRestore,
     LOSS: Loss,
-    CEILING: Ceiling,
+    CEILING: CeilingEntry,
     **dict.fromkeys((OBSERVED, INITIAL, RESTING), Kept),
     **dict.fromkeys((GPU, STOPPING, QUIESCED), Mark),
     DRIVER: DriverEntry,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from zeus_ipc.controls import ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.effects import Forget, Look, Unwatch, Watch
+from zeusd.core.effects import Forget, Look, Unwatch, WatchProcess
 from zeusd.core.entries import Loss
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Failure, Peer, Process, ProcessUsage
+from zeusd.core.model import Failure, Peer, ProcessIdentity, ProcessUsage
 
 if TYPE_CHECKING:
     from zeusd.core.control import ControlMachine
@@ -27,15 +27,15 @@ BUSY_SHARE = 0.05
 Done: TypeAlias = Callable[["Failure | ControlValue | None"], None]
 """Receives the result of a set: the value in force, None after an acquire, or the failure."""
 
-ZEUSD = Peer(0, Process(0, 0), 0, 0, command="zeusd")
+ZEUSD = Peer(0, ProcessIdentity(0, 0), 0, 0, command="zeusd")
 """Stands for zeusd itself, where no process holds what is being restored."""
 
 
 @dataclass(slots=True)
-class Lease:
+class HeldLease:
     """The right of one process to write a control, and its end if there is no heartbeat."""
 
-    holder: Process
+    holder: ProcessIdentity
     uid: int
     client: str
     since_ns: int
@@ -96,7 +96,7 @@ class Set:
     block: bool
     done: Done
     over: str = ""
-    """See `Lease.over`."""
+    """See `HeldLease.over`."""
 
 
 MAX_WAITING = 32
@@ -112,7 +112,7 @@ class SetQueue(deque[Set]):
         self.append(item)
         return superseded
 
-    def take(self, process: Process, client: str | None = None) -> list[Set]:
+    def take(self, process: ProcessIdentity, client: str | None = None) -> list[Set]:
         """Takes those of a process, or of one client object in it."""
         return self._take(process, client)
 
@@ -123,7 +123,7 @@ class SetQueue(deque[Set]):
         return sets
 
     def _take(
-        self, process: Process, client: str | None = None, unwaited: bool = False
+        self, process: ProcessIdentity, client: str | None = None, unwaited: bool = False
     ) -> list[Set]:
         taken = [
             item
@@ -144,22 +144,22 @@ class LeaseState:
         self._control = control
         self._out = control.out
         self._node = control.node
-        self._lost: dict[Process, Loss] = {}
-        self.lease: Lease | None = None
+        self._lost: dict[ProcessIdentity, Loss] = {}
+        self.lease: HeldLease | None = None
 
     # ---------------------------------------------------------------------------------- queries
 
     @property
-    def current(self) -> Lease | None:
+    def current(self) -> HeldLease | None:
         """The lease, if it has not ended."""
         return self.lease if self._control.phase is Phase.HELD else None
 
-    def by(self, process: Process) -> bool:
+    def by(self, process: ProcessIdentity) -> bool:
         """Whether this process holds the lease."""
         lease = self.current
         return lease is not None and lease.holder == process
 
-    def lost_by(self, process: Process) -> bool:
+    def lost_by(self, process: ProcessIdentity) -> bool:
         """Whether this process lost a lease here and has not acquired it again."""
         return process in self._lost
 
@@ -170,7 +170,7 @@ class LeaseState:
 
     # ----------------------------------------------------------------------------- begin and end
 
-    def begin(self, lease: Lease, until_ns: int) -> None:
+    def begin(self, lease: HeldLease, until_ns: int) -> None:
         """A lease begins, or is taken over from the journal."""
         self.lease = lease
         self._watch(lease.holder)
@@ -188,18 +188,18 @@ class LeaseState:
             self._watch(loss.process)
         self._lost[loss.process] = loss
 
-    def forgive(self, process: Process) -> None:
+    def forgive(self, process: ProcessIdentity) -> None:
         """Handles a process that knows of its loss, or has exited."""
         loss = self._lost.pop(process, None)
         if loss is not None:
             self._out.add(Forget(loss.key))
             self._unwatch(process)
 
-    def _watch(self, process: Process) -> None:
+    def _watch(self, process: ProcessIdentity) -> None:
         self._node.watched.setdefault(process, []).append(self._control)
-        self._out.add(Watch(process))
+        self._out.add(WatchProcess(process))
 
-    def _unwatch(self, process: Process) -> None:
+    def _unwatch(self, process: ProcessIdentity) -> None:
         controls = self._node.watched[process]
         controls.remove(self._control)
         if not controls:
@@ -266,7 +266,7 @@ class LeaseState:
         ticket = self._out.ticket(partial(self._looked_at, lease, lease.heard_ns))
         self._out.add(Look(ticket, lease.holder))
 
-    def _looked_at(self, lease: Lease, heard_ns: int, result: object) -> None:
+    def _looked_at(self, lease: HeldLease, heard_ns: int, result: object) -> None:
         if self.current is not lease or lease.heard_ns != heard_ns:
             return  # meanwhile it ended, or its holder sent a heartbeat
         now_ns = self._out.now_ns

@@ -9,17 +9,17 @@ from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import (
     Back,
-    Done,
+    EmptyResult,
     HeartbeatResult,
     LeaseInfo,
     LeaseList,
-    PowerProfile,
+    PublishedProfile,
     Released,
 )
 from zeus_ipc.requests import Goodbye, Heartbeat, ListLeases, PublishProfile, Release, Whose
 from zeusd.core.control import ControlMachine
 from zeusd.core.entries import PendingRestore
-from zeusd.core.holding import Lease
+from zeusd.core.holding import HeldLease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer, Refusal
@@ -155,11 +155,11 @@ class LeaseRequests:
             pending_ns=failing_ns if restoring else None,
         )
 
-    def _describe_lease(self, machine: ControlMachine, lease: Lease, shown: bool) -> LeaseInfo:
+    def _describe_lease(self, machine: ControlMachine, lease: HeldLease, shown: bool) -> LeaseInfo:
         profile = None
         if lease.profile is not None:
             limits, progress = lease.profile
-            profile = PowerProfile(limits_mw=list(limits), progress=list(progress))
+            profile = PublishedProfile(limits_mw=list(limits), progress=list(progress))
         more = {
             "expires_ns": lease.expires_ns,
             "asked": None if lease.asked is None else list(lease.asked),
@@ -170,7 +170,7 @@ class LeaseRequests:
         return self._describe(machine.pending_restore(), shown, machine).model_copy(update=more)
 
     def _publish(self, connection: ClientState, request: PublishProfile) -> None:
-        def publish(uuid: str) -> Done:
+        def publish(uuid: str) -> EmptyResult:
             machine = self._node.machine(uuid, Control.POWER_LIMIT)
             self._context.count_change(connection.peer)
             if machine.lease is None or not machine.holding.by(connection.peer.process):
@@ -179,7 +179,7 @@ class LeaseRequests:
             machine.lease.profile = known if request.limits_mw else None
             machine.lease.measuring = request.measuring
             machine.lease.needs_mw = request.needs_mw
-            return Done()
+            return EmptyResult()
 
         self._context.track(connection, request).each(publish)
 

@@ -33,7 +33,7 @@ class State(Enum):
     AWAY_BUSY = "the same, and a device call from before has not returned"
 
 
-class Event(Enum):
+class ControlEvent(Enum):
     """The events of a control."""
 
     __hash__ = object.__hash__
@@ -50,9 +50,9 @@ class Event(Enum):
     BACK = "the device is in reach again"
 
 
-S, E = State, Event
+S, E = State, ControlEvent
 
-TABLE: dict[State, dict[Event, State]] = {
+TABLE: dict[State, dict[ControlEvent, State]] = {
     S.FREE: {E.TAKE: S.HELD, E.RESTORE: S.RESTORING, E.LEAVE: S.AWAY},
     S.HELD: {E.CALL: S.WORKING, E.DROP: S.FREE, E.RESTORE: S.RESTORING},
     S.WORKING: {E.ANSWER: S.HELD, E.END: S.ENDING},
@@ -91,7 +91,7 @@ class Lifecycle:
         self.state = State.FREE
         self.phase = Phase.FREE
 
-    def on(self, event: Event) -> None:
+    def on(self, event: ControlEvent) -> None:
         """Makes one transition.
 
         Raises:

@@ -12,7 +12,7 @@ from zeus_ipc.requests import SetCeiling
 from zeusd.core.bounds import JOB_PREFIX
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, Put
-from zeusd.core.entries import CEILING, Ceiling, key_of
+from zeusd.core.entries import CEILING, CeilingEntry, key_of
 from zeusd.core.model import Failure, Peer, refuse_if
 from zeusd.core.pending import ClientState, Pending, RequestContext
 
@@ -185,7 +185,7 @@ class CeilingRequests:
         ends_ns += [request.until_boot_ns] if request.until_boot_ns else []
         fallback = None if request.fallback is None else tuple(request.fallback)
         deadline_ns = min(ends_ns, default=None)
-        ceiling = Ceiling(
+        ceiling = CeilingEntry(
             tuple(request.value), peer.uid, deadline_ns, fallback, request.control_group
         )
         recorded = partial(self._recorded, pending, machine, request.name, ceiling, peer)
@@ -197,7 +197,7 @@ class CeilingRequests:
         pending: Pending,
         machine: ControlMachine,
         name: str,
-        ceiling: Ceiling,
+        ceiling: CeilingEntry,
         peer: Peer,
         failure: object,
     ) -> None:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from zeus_ipc.controls import Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import GpuInfo
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import CallOutcome, DeviceError
 
 DEFAULT_TTL_NS = 15_000_000_000
 """Default TTL of a lease."""
 
 
-class Process(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """One process, distinct from a later one with the same pid.
 
     Attributes:
@@ -50,7 +50,7 @@ class Peer:
     """
 
     conn: int
-    process: Process
+    process: ProcessIdentity
     uid: int
     gid: int
     groups: frozenset[int] = frozenset()
@@ -93,7 +93,7 @@ class Failure:
 
     code: str
     message: str
-    outcome: Outcome | None = None
+    outcome: CallOutcome | None = None
     gpu: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -117,22 +117,22 @@ def refuse_if(failure: Failure | None) -> None:
 
 
 _CODES = {
-    Outcome.INVALID: ErrorCode.OUT_OF_RANGE,
-    Outcome.UNSUPPORTED: ErrorCode.NOT_SUPPORTED,
-    Outcome.DENIED: ErrorCode.PERMISSION_DENIED,
-    Outcome.LOST: ErrorCode.GPU_LOST,
-    Outcome.BUSY: ErrorCode.DEVICE_BUSY,
-    Outcome.UNCHANGED: ErrorCode.UNCHANGED,
+    CallOutcome.INVALID: ErrorCode.OUT_OF_RANGE,
+    CallOutcome.UNSUPPORTED: ErrorCode.NOT_SUPPORTED,
+    CallOutcome.DENIED: ErrorCode.PERMISSION_DENIED,
+    CallOutcome.LOST: ErrorCode.GPU_LOST,
+    CallOutcome.BUSY: ErrorCode.DEVICE_BUSY,
+    CallOutcome.UNCHANGED: ErrorCode.UNCHANGED,
 }
 
 PRIVILEGE_OF_ZEUSD = "zeusd must run with CAP_SYS_ADMIN in the initial user namespace"
 
 _REMEDIES = {
-    Outcome.INVALID: "choose a value within the GPU's range",
-    Outcome.UNSUPPORTED: "this GPU or its driver does not offer it",
-    Outcome.DENIED: PRIVILEGE_OF_ZEUSD,
-    Outcome.LOST: "the GPU needs a reset or the node a reboot",
-    Outcome.BUSY: "try again",
+    CallOutcome.INVALID: "choose a value within the GPU's range",
+    CallOutcome.UNSUPPORTED: "this GPU or its driver does not offer it",
+    CallOutcome.DENIED: PRIVILEGE_OF_ZEUSD,
+    CallOutcome.LOST: "the GPU needs a reset or the node a reboot",
+    CallOutcome.BUSY: "try again",
 }
 
 
@@ -163,6 +163,6 @@ def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: Control
         message=f"setting {control.value} on {gpu} failed: the driver accepted "
         f"{describe(control, asked)}, but the GPU still holds {describe(control, holds)}; see the "
         "driver's log",
-        outcome=Outcome.UNCHANGED,
-        details={"outcome": Outcome.UNCHANGED.value, "holds": list(holds)},
+        outcome=CallOutcome.UNCHANGED,
+        details={"outcome": CallOutcome.UNCHANGED.value, "holds": list(holds)},
     )

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.limited import author
-from zeus_ipc.replies import CpuInfo, GpuInfo, Problem
+from zeus_ipc.replies import CpuInfo, GpuInfo, NodeProblem
 from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.entries import PendingRestore
-from zeusd.core.model import Failure, GpuFacts, Process, Refusal
+from zeusd.core.model import Failure, GpuFacts, ProcessIdentity, Refusal
 from zeusd.core.outbox import Outbox
-from zeusd.core.policy import Settings
+from zeusd.core.policy import CoreSettings
 
 MISSING = "zeusd does not find this GPU, and restores it when it returns"
 
 
-class Gpu:
+class NodeGpu:
     """A GPU, and its controls in the order in which they are restored."""
 
     def __init__(self, facts: GpuFacts, machines: dict[Control, ControlMachine]) -> None:
@@ -43,25 +43,25 @@ class Gpu:
 class NodeState:
     """The state that requests refer to and events change."""
 
-    def __init__(self, settings: Settings, owner_of: Callable[[int], int]) -> None:
+    def __init__(self, settings: CoreSettings, owner_of: Callable[[int], int]) -> None:
         self.settings = settings
         self.owner_of = owner_of  # of a subordinate uid, the user who has it
         self.out = Outbox()
         self.out.audit_log.owner_of = owner_of
         self.driver_version: str | None = None
-        self.gpus: dict[str, Gpu] = {}
+        self.gpus: dict[str, NodeGpu] = {}
         self.stopping = False
         self.started_ns = 0
         self.quiesced_ns: int | None = None
         self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
         # Controls by watched process: the holder, and processes that lost a lease.
-        self.watched: dict[Process, list[ControlMachine]] = {}
-        self.losers: set[Process] = set()
-        self.problems: Callable[[], list[Problem]] = list
+        self.watched: dict[ProcessIdentity, list[ControlMachine]] = {}
+        self.losers: set[ProcessIdentity] = set()
+        self.problems: Callable[[], list[NodeProblem]] = list
         # Of GPUs that zeusd has not found since it started, from the journal; processes that run.
         self.pending: dict[tuple[str, Control], PendingRestore] = {}
-        self.alive: set[Process] = set()
+        self.alive: set[ProcessIdentity] = set()
 
     @property
     def quiesced(self) -> Failure | None:
@@ -89,7 +89,7 @@ class NodeState:
         """Every control of every GPU, in the order in which they are restored."""
         return [machine for gpu in self.gpus.values() for machine in gpu.machines.values()]
 
-    def held_by(self, process: Process) -> list[ControlMachine]:
+    def held_by(self, process: ProcessIdentity) -> list[ControlMachine]:
         """The controls that this process holds."""
         if process not in self.watched:
             return []

@@ -132,7 +132,7 @@ def _no_findings(gpus: Sequence[GpuInfo]) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CoreSettings:
     """The core's part of `zeusd.toml`. A reload replaces it as a whole.
 
     Attributes:

@@ -34,7 +34,7 @@ from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
 from zeusd.core.bounds import PERSISTED, ceiling_text
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Read, Reading
+from zeusd.core.effects import Read, ReadingMade
 from zeusd.core.holding import Done, Set
 from zeusd.core.leases import LeaseRequests, back_of
 from zeusd.core.lifecycle import Phase
@@ -78,7 +78,7 @@ def asked_of(request: SetRequest) -> ControlValue | None:
     return None if isinstance(request, Reset) else SPECS[request.control].normal(request.value)
 
 
-class Requests:
+class RequestAnswers:
     """Answers requests, now or when devices have answered."""
 
     def __init__(
@@ -278,7 +278,7 @@ class Requests:
             machine.submit(item)
         else:
             ticket = self._out.ticket(partial(self._computes, machine, item))
-            self._out.add(Read(ticket, machine.gpu, Reading.COMPUTE_UIDS))
+            self._out.add(Read(ticket, machine.gpu, ReadingMade.COMPUTE_UIDS))
 
     def _computes(self, machine: ControlMachine, item: Set, result: object) -> None:
         """Which users compute on the GPU has been read, for a site that asks for that."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.overriding import override
-from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
+from zeusd.devices.port import Backend, CallOutcome, DeviceError, Handle
 
 MOST_MW = 10_000_000
 """No GPU has a higher power limit: a driver that reports one has not read it."""
@@ -49,7 +49,7 @@ class TabledControls(Backend):
         if control is Control.POWER_LIMIT and not 0 < value[0] <= MOST_MW:
             # It would become the restore target.
             raise DeviceError(
-                Outcome.TRANSIENT,
+                CallOutcome.TRANSIENT,
                 f"reading {control.value}",
                 f"the driver reported success and {value[0] / 1000:g} W",
             )
@@ -72,5 +72,5 @@ class TabledControls(Backend):
 
 def _unsupported(what: str, control: Control) -> DeviceError:
     return DeviceError(
-        Outcome.UNSUPPORTED, f"{what} {control.value}", "not offered by this vendor's library"
+        CallOutcome.UNSUPPORTED, f"{what} {control.value}", "not offered by this vendor's library"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.replies import CALL_BUCKETS_S, CallTimes
-from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
+from zeusd.devices.port import Backend, CallOutcome, DeviceError, Handle
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
 
@@ -92,9 +92,9 @@ class MeteredBackend:
                 result = getattr(nvml, method)(*arguments)
             except DeviceError as error:
                 errors[error.outcome.value if error.code is None else str(error.code)] += 1
-                if counts and error.outcome is Outcome.LOST:
+                if counts and error.outcome is CallOutcome.LOST:
                     self.failing = None  # the driver has answered
-                elif counts and error.outcome is Outcome.TRANSIENT:
+                elif counts and error.outcome is CallOutcome.TRANSIENT:
                     if self.failing is None or begin_ns - self._failed_ns > PAUSE_NS:
                         self.steadily_ns = begin_ns
                     self._failed_ns = begin_ns

@@ -5,8 +5,8 @@ Units: milliwatts, millijoules, megahertz, degrees Celsius. A handle is opaque a
 may be called from any thread, even concurrently for one GPU: different threads change settings and
 sample.
 
-All backends use the same errors: each is one of the `Outcome`s, and carries the vendor's code and
-text as detail for people to look up.
+All backends use the same errors: each is one of the `CallOutcome`s, and carries the vendor's code
+and text as detail for people to look up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def driver_text(value: str | bytes) -> str:
     return printable(text.strip(), LONGEST_TEXT)
 
 
-class Outcome(str, Enum):
+class CallOutcome(str, Enum):
     """The result of a call to a device, independent of the vendor."""
 
     UNCHANGED = "unchanged"
@@ -66,7 +66,7 @@ class DeviceError(Exception):
     """
 
     def __init__(
-        self, outcome: Outcome, call: str, text: str, code: int | None = None, command: str = ""
+        self, outcome: CallOutcome, call: str, text: str, code: int | None = None, command: str = ""
     ) -> None:
         super().__init__(f"{call}: {text}")
         self.outcome = outcome
@@ -79,7 +79,7 @@ class DeviceError(Exception):
     @property
     def invalid(self) -> bool:
         """Whether the device does not accept the value."""
-        return self.outcome is Outcome.INVALID and not self.written
+        return self.outcome is CallOutcome.INVALID and not self.written
 
     @property
     def refused(self) -> bool:
@@ -87,7 +87,7 @@ class DeviceError(Exception):
         return self.outcome in _REFUSALS and not self.written
 
 
-_REFUSALS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
+_REFUSALS = frozenset({CallOutcome.INVALID, CallOutcome.UNSUPPORTED, CallOutcome.DENIED})
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def after_a_write() -> Iterator[None]:
         raise
 
 
-class PowerLimits(NamedTuple):
+class PowerLimitRange(NamedTuple):
     """The valid power limits, in mW."""
 
     min_mw: int
@@ -108,7 +108,7 @@ class PowerLimits(NamedTuple):
     default_mw: int
 
 
-class Sensors(NamedTuple):
+class SensorValues(NamedTuple):
     """One batched reading (one nvmlDeviceGetFieldValues call). None: the GPU does not offer it."""
 
     t_ns: int
@@ -134,7 +134,7 @@ class Sensors(NamedTuple):
     """Power limit in force, also where a BMC has set it."""
 
 
-class PowerProfile(NamedTuple):
+class WorkloadProfile(NamedTuple):
     """A workload power profile that a GPU offers."""
 
     profile: int
@@ -270,13 +270,13 @@ class Backend(Protocol):
             DeviceError: With `UNSUPPORTED` if the device has no range.
         """
 
-    def power_limits(self, gpu: Handle) -> PowerLimits:
+    def power_limits(self, gpu: Handle) -> PowerLimitRange:
         """Constraints and vendor default of the power limit."""
 
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
         """The limit in force; the board may have lowered it below the requested one."""
 
-    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+    def power_profiles(self, gpu: Handle) -> list[WorkloadProfile]:
         """Workload power profiles that the GPU offers, by number. Without any, the result is empty
         or `UNSUPPORTED`."""
 
@@ -299,7 +299,7 @@ class Backend(Protocol):
     def memory_clock_mhz(self, gpu: Handle) -> int:
         """Current memory clock, MHz."""
 
-    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> SensorValues:
         """Energy counter and power sensors in one driver call."""
 
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
@@ -310,7 +310,7 @@ class Backend(Protocol):
         Raises:
             DeviceError: Also `UNSUPPORTED`: there are none, or they do not cover all time.
         """
-        raise DeviceError(Outcome.UNSUPPORTED, "power_samples", "not offered by this vendor")
+        raise DeviceError(CallOutcome.UNSUPPORTED, "power_samples", "not offered by this vendor")
 
     def temperature_c(self, gpu: Handle) -> int:
         """GPU temperature, degrees Celsius."""

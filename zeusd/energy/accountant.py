@@ -51,7 +51,7 @@ class Fact(str, Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class FactSpan:
     """A fact that held from one instant to another.
 
     Attributes:
@@ -96,7 +96,7 @@ class ProcessKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class ChargeRow:
     """The charge of an account in one bucket by one method; see `split.Charge`.
 
     Attributes:
@@ -111,7 +111,7 @@ class Row:
     begin_ns: int = NEVER_NS
     end_ns: int = 0
 
-    def add(self, more: Charge | Row, part: _Part | None = None) -> None:
+    def add(self, more: Charge | ChargeRow, part: _Part | None = None) -> None:
         """Adds the charge of a part of the bucket, or another row."""
         self.active_uj += more.active_uj
         self.idle_uj += more.idle_uj
@@ -136,11 +136,11 @@ class Settlement:
         limited: Time in which the clocks were limited, ns, by bucket, account and cause.
     """
 
-    rows: dict[Key, Row]
+    rows: dict[Key, ChargeRow]
     metered: dict[int, int]
     position: Position
-    processes: dict[ProcessKey, Row] = field(default_factory=dict)
-    divided: dict[Key, Row] = field(default_factory=dict)
+    processes: dict[ProcessKey, ChargeRow] = field(default_factory=dict)
+    divided: dict[Key, ChargeRow] = field(default_factory=dict)
     limited: dict[tuple[int, Account, str], int] = field(default_factory=dict)
 
 
@@ -156,7 +156,7 @@ class _Part:
     begin_ns: int
     end_ns: int
     drawn_uj: int
-    spans: list[Span]
+    spans: list[FactSpan]
     charges: list[Charge]
 
 
@@ -180,10 +180,10 @@ class Accountant:
     """
 
     position: Position
-    spans: list[Span] = field(default_factory=list)
+    spans: list[FactSpan] = field(default_factory=list)
     _known: dict[int, set[ChargedProcess]] = field(default_factory=dict)
 
-    def add(self, span: Span) -> Span:
+    def add(self, span: FactSpan) -> FactSpan:
         """Adds a fact that has begun, or that held for a while."""
         self.spans.append(span)
         return span
@@ -193,7 +193,7 @@ class Accountant:
         until_ns: int,
         energy_uj: Callable[[int], int],
         offset_ns: int,
-        observed: Iterable[Span] = (),
+        observed: Iterable[FactSpan] = (),
         idle_uw: int = 0,
         limited: Callable[[int, int], Mapping[str, int]] = never_limited,
     ) -> Settlement:
@@ -224,9 +224,9 @@ class Accountant:
             highest_uj = readings[t_ns]
             return highest_uj
 
-        rows: dict[Key, Row] = {}
-        processes: dict[ProcessKey, Row] = {}
-        divided: dict[Key, Row] = {}
+        rows: dict[Key, ChargeRow] = {}
+        processes: dict[ProcessKey, ChargeRow] = {}
+        divided: dict[Key, ChargeRow] = {}
         metered: dict[int, int] = {}
         slowed: dict[tuple[int, Account, str], int] = {}
         borders = [*_borders(begin_ns, until_ns, offset_ns)]
@@ -247,7 +247,7 @@ class Accountant:
             uses = [_uses(part.spans, fact) if several else {} for fact in (Fact.USED, Fact.SLICES)]
             for charge in part.charges:
                 key = Key(bucket, charge.account, charge.method)
-                rows.setdefault(key, Row()).add(charge, part)
+                rows.setdefault(key, ChargeRow()).add(charge, part)
                 for cause, ns in causes.items():
                     share_ns = ns * charge.ns // (part.end_ns - part.begin_ns)
                     place = bucket, charge.account, cause
@@ -255,10 +255,10 @@ class Accountant:
                 found = present.get(charge.account)
                 if found is None or not self._has_room(bucket, found):
                     continue
-                divided.setdefault(key, Row()).add(charge)
+                divided.setdefault(key, ChargeRow()).add(charge)
                 for process, share in divide(charge, found, *uses):
                     detail = ProcessKey(bucket, charge.account, process, share.method)
-                    processes.setdefault(detail, Row()).add(share, part)
+                    processes.setdefault(detail, ChargeRow()).add(share, part)
         edges = [begin_ns, *borders, until_ns]
         for first_ns, last_ns in pairwise(edges):
             bucket = (first_ns + offset_ns) // BUCKET_NS
@@ -288,17 +288,17 @@ def _borders(begin_ns: int, end_ns: int, offset_ns: int) -> Iterator[int]:
 
 
 def _pieces(
-    begin_ns: int, end_ns: int, spans: Iterable[Span], borders: Iterable[int]
-) -> Iterator[tuple[int, int, Iterable[Span]]]:
+    begin_ns: int, end_ns: int, spans: Iterable[FactSpan], borders: Iterable[int]
+) -> Iterator[tuple[int, int, Iterable[FactSpan]]]:
     """Intervals in which nothing changes, each with the spans that cover it."""
-    begins: dict[int, list[Span]] = {}
-    ends: dict[int, list[Span]] = {}
+    begins: dict[int, list[FactSpan]] = {}
+    ends: dict[int, list[FactSpan]] = {}
     for span in spans:
         first_ns, last_ns = max(begin_ns, span.begin_ns), min(end_ns, span.end_ns)
         if first_ns < last_ns:
             begins.setdefault(first_ns, []).append(span)
             ends.setdefault(last_ns, []).append(span)
-    active: dict[Span, None] = {}
+    active: dict[FactSpan, None] = {}
     before_ns = begin_ns
     for t_ns in sorted({*begins, *ends, *borders, end_ns}):
         if t_ns > before_ns:
@@ -309,7 +309,7 @@ def _pieces(
         before_ns = t_ns
 
 
-def _processes(active: Iterable[Span]) -> dict[Account, list[ChargedProcess]]:
+def _processes(active: Iterable[FactSpan]) -> dict[Account, list[ChargedProcess]]:
     """Processes of the charged accounts; empty if a job or pod holds the GPU."""
     found: dict[Account, list[ChargedProcess]] = {}
     for span in active:
@@ -320,7 +320,7 @@ def _processes(active: Iterable[Span]) -> dict[Account, list[ChargedProcess]]:
     return found
 
 
-def _uses(active: Iterable[Span], fact: Fact) -> dict[ChargedProcess, int]:
+def _uses(active: Iterable[FactSpan], fact: Fact) -> dict[ChargedProcess, int]:
     """Use by process, or the sizes of their instances."""
     found: dict[ChargedProcess, int] = {}
     for span in active:
@@ -329,7 +329,7 @@ def _uses(active: Iterable[Span], fact: Fact) -> dict[ChargedProcess, int]:
     return found
 
 
-def _situation(active: Iterable[Span], idle_uw: int) -> Situation:
+def _situation(active: Iterable[FactSpan], idle_uw: int) -> Situation:
     spans = [*active]
     found = {span.fact for span in spans}
 

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import (
@@ -14,7 +14,7 @@ from zeusd.energy.meter import (
     MS,
     SAMPLED,
     Edge,
-    Meter,
+    GpuMeter,
     SensorTiming,
     expected_period_ns,
     sensor_timing,
@@ -89,7 +89,7 @@ class Channel:
         self._history = history
         self.limited = history.limited
         self._guard = threading.Lock()
-        self._deferred: list[tuple[Sensors, Tick, int | None]] = []
+        self._deferred: list[tuple[SensorValues, Tick, int | None]] = []
         self.slow = Slow()
         self.sampled_ns: int | None = 0
         self._looks_ns: tuple[int, int, int] | None = None
@@ -99,7 +99,7 @@ class Channel:
         self._tracker = TickTracker(now_ns)
         self._product = architecture, name
         self._timing = sensor_timing(architecture, name)
-        self._meter = Meter(self._timing, history.last())
+        self._meter = GpuMeter(self._timing, history.last())
         # Some ticks may not have been dated well.
         levels = sorted(history.level_mw.span(history.ticks.start, history.ticks.end))
         self._least_mw = levels[len(levels) // 100] if levels else limit_mw
@@ -174,7 +174,7 @@ class Channel:
         return not ends_ns or samples[0][0] - SAMPLED.lag_ns - ends_ns > GAP_NS
 
     def extend(
-        self, now_ns: int, samples: list[tuple[int, int]], sensors: Sensors | None
+        self, now_ns: int, samples: list[tuple[int, int]], sensors: SensorValues | None
     ) -> Edge | None:
         """Adds the driver's samples since `sampled_ns` (see `Backend.power_samples`), and a
         reading of the counter that was made after them, if there is one. Returns the last tick.
@@ -205,7 +205,9 @@ class Channel:
             self._looks_ns = tick_ns, now_ns + UNHURRIED_NS, now_ns + PATIENT_NS
             return edge
 
-    def _extend(self, samples: Sequence[tuple[int, int]], sensors: Sensors | None) -> Edge | None:
+    def _extend(
+        self, samples: Sequence[tuple[int, int]], sensors: SensorValues | None
+    ) -> Edge | None:
         edge, meter = None, self._meter
         if sensors is not None and self.lacks(samples):
             (t_ns, power_mw), before_ns = samples[0], self._history.ends_ns
@@ -241,7 +243,7 @@ class Channel:
     def _timed(self, timing: SensorTiming) -> None:
         self._timing = self._meter.timing = timing
 
-    def observe(self, sensors: Sensors, awaited: bool = True) -> Edge | None:
+    def observe(self, sensors: SensorValues, awaited: bool = True) -> Edge | None:
         """Processes a reading of the sensors. Returns the tick that it revealed, if any and if it
         is awaited; otherwise its energy may be computed later."""
         with self._guard:
@@ -254,7 +256,7 @@ class Channel:
             self._settle()
             return self._observe(sensors)
 
-    def _grows(self, sensors: Sensors) -> bool:
+    def _grows(self, sensors: SensorValues) -> bool:
         """Whether a reading shows only that the counter has grown since the last one."""
         energy_mj, (before_mj, power_mw) = sensors.energy_mj, self._key or (None, None)
         if energy_mj is None or before_mj is None or power_mw is not None:
@@ -267,7 +269,7 @@ class Channel:
             self._record(sensors, tick.t_ns, tick.ticks, period_ns)
         self._deferred.clear()
 
-    def _observe(self, sensors: Sensors) -> Edge | None:
+    def _observe(self, sensors: SensorValues) -> Edge | None:
         self._scope.observe(sensors)
         if self._scope.verdict is not Scope.GPU:
             sensors = sensors._replace(energy_mj=None)
@@ -287,14 +289,14 @@ class Channel:
         self._key = self._meter.key(sensors)  # another reading may change now
         return edge
 
-    def _seen(self, sensors: Sensors, changed: bool) -> Edge | None:
+    def _seen(self, sensors: SensorValues, changed: bool) -> Edge | None:
         tick = self._tracker.observe(sensors.t_ns, changed, sensors.took_ns)
         if tick is None or (tick.silent and not self._meter.stands_still(sensors)):
             return None
         return self._record(sensors, tick.t_ns, tick.ticks, self._tracker.period_ns)
 
     def _record(
-        self, sensors: Sensors, t_ns: int, count: int, period_ns: int | None
+        self, sensors: SensorValues, t_ns: int, count: int, period_ns: int | None
     ) -> Edge | None:
         last_ns = self._history.ends_ns
         if self._meter.raw_mj is not None:

@@ -21,19 +21,19 @@ GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640), (1200 * SECOND_NS, 2_160
 """Period and number of rows of each tier of a history."""
 
 
-class Column(NamedTuple):
+class PackedColumn(NamedTuple):
     """One column: its name and the format of its numbers, as in `struct`."""
 
     name: str
     code: TypeCode
 
 
-def size_of(columns: Sequence[Column], capacity: int) -> int:
+def size_of(columns: Sequence[PackedColumn], capacity: int) -> int:
     """Bytes that a ring buffer needs. Each column starts at a multiple of eight."""
     return 8 + sum(_padded(WIDTHS[column.code] * capacity) for column in columns)
 
 
-def tiers_size(columns: Sequence[Column]) -> int:
+def tiers_size(columns: Sequence[PackedColumn]) -> int:
     """Bytes that all tiers of a table need."""
     return sum(size_of(columns, rows) for _, rows in GRAINS)
 
@@ -54,7 +54,7 @@ class Ring:
         end: Number of the next row.
     """
 
-    def __init__(self, columns: Sequence[Column], capacity: int, memory: memoryview) -> None:
+    def __init__(self, columns: Sequence[PackedColumn], capacity: int, memory: memoryview) -> None:
         self.capacity = capacity
         self._count = memory[:8].cast("q")
         self.end = self._count[0]

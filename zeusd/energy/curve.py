@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter, sub
 from typing import NamedTuple
 
-from zeusd.energy.history import History, Rows
+from zeusd.energy.history import History, TickRows
 from zeusd.energy.meter import EXACT
 
 MS = 1_000_000
@@ -64,7 +64,7 @@ STEADY = 0.001
 _begin, _end = itemgetter(0), itemgetter(1)  # of a pause
 
 
-class Energy(NamedTuple):
+class WindowEnergy(NamedTuple):
     """Energy of a window, and its uncertainty (two standard deviations), microjoules."""
 
     energy_uj: int
@@ -115,13 +115,13 @@ class EnergyCurve:
         start, end = ticks.start, ticks.end
         return self._h.t_ns.first_at_least(t_ns, start, end), start, end
 
-    def _energy_uj(self, h: Rows, t_ns: int, number: int) -> int:
+    def _energy_uj(self, h: TickRows, t_ns: int, number: int) -> int:
         """Energy until an instant between the tick before `number` and that one."""
         if number == len(h.t_ns):
             return h.energy_uj[-1] + self._joules(h.level_mw[-1], t_ns - h.t_ns[-1])
         return h.energy_uj[number - 1] + self._until(h, number, t_ns)
 
-    def _until(self, h: Rows, number: int, t_ns: int) -> int:
+    def _until(self, h: TickRows, number: int, t_ns: int) -> int:
         """Energy from the tick before `number` to an instant before it."""
         before_ns = h.t_ns[number - 1]
         span_ns = h.t_ns[number] - before_ns
@@ -179,7 +179,7 @@ class EnergyCurve:
         aligned: bool,
         joins: tuple[bool, bool] = (False, False),
         pauses: Sequence[tuple[int, int]] = (),
-    ) -> Energy:
+    ) -> WindowEnergy:
         """Energy between two instants.
 
         Args:
@@ -193,7 +193,7 @@ class EnergyCurve:
                 around an aligned window say nothing about its work.
         """
         if end_ns <= begin_ns:
-            return Energy(0, 0)
+            return WindowEnergy(0, 0)
         h = self._h.recent
         first = bisect_left(h.t_ns, begin_ns)
         if first > NEAR:
@@ -204,14 +204,16 @@ class EnergyCurve:
         if first == start or end - start < 2:
             whole_uj = max(0, self.energy_uj(end_ns) - self.energy_uj(begin_ns))
             if end - start < 2 or begin_ns < self._h.t_ns[start]:
-                return Energy(whole_uj, self._coarse_uncertainty_uj(begin_ns, end_ns, whole_uj))
+                return WindowEnergy(
+                    whole_uj, self._coarse_uncertainty_uj(begin_ns, end_ns, whole_uj)
+                )
             first = start + 1
             last = max(first, last)
         oldest = max(start, first - NEAR)
         if last - first > 4 * NEAR:  # what is far from both ends does not matter
             early = self._h.rows(oldest, first + 2 * NEAR)
             late = self._h.rows(last - NEAR, min(end, last + NEAR))
-            h = Rows(*(one + other for one, other in zip(early, late, strict=True)))
+            h = TickRows(*(one + other for one, other in zip(early, late, strict=True)))
             last = len(early.t_ns) + NEAR
         else:
             h = self._h.rows(oldest, min(end, last + NEAR))
@@ -220,7 +222,7 @@ class EnergyCurve:
 
     def _beside(
         self,
-        h: Rows,
+        h: TickRows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -228,7 +230,7 @@ class EnergyCurve:
         aligned: bool,
         joins: tuple[bool, bool],
         pauses: Sequence[tuple[int, int]],
-    ) -> Energy:
+    ) -> WindowEnergy:
         """Energy between two instants, with the ticks in pauses or without: the more certain."""
         found = self._around(h, begin_ns, end_ns, first, last, aligned, joins)
         work = self._at_work(h, begin_ns, end_ns, pauses) if aligned and pauses else h
@@ -240,14 +242,14 @@ class EnergyCurve:
 
     def _around(
         self,
-        h: Rows,
+        h: TickRows,
         begin_ns: int,
         end_ns: int,
         first: int,
         last: int,
         aligned: bool,
         joins: tuple[bool, bool],
-    ) -> Energy:
+    ) -> WindowEnergy:
         """Energy between two instants, from the ticks around: `NEAR` of each, if there are."""
         whole_uj = self._energy_uj(h, end_ns, last) - self._energy_uj(h, begin_ns, first)
         snapped_uj = None
@@ -274,11 +276,11 @@ class EnergyCurve:
             most_uj = min(most_uj, self._joules(self._ceiling_mw, span_ns))
             concealed_uj = CONCEALED * max(0, most_uj - energy_uj)
             deviation_uj = math.hypot(deviation_uj, concealed_uj)
-        return Energy(energy_uj, round(2 * deviation_uj))
+        return WindowEnergy(energy_uj, round(2 * deviation_uj))
 
     def _snap(
         self,
-        h: Rows,
+        h: TickRows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -327,7 +329,7 @@ class EnergyCurve:
 
     def _excess(
         self,
-        h: Rows,
+        h: TickRows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -348,7 +350,7 @@ class EnergyCurve:
 
     def _snap_long(
         self,
-        h: Rows,
+        h: TickRows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -395,7 +397,7 @@ class EnergyCurve:
 
     def _snap_unseen(
         self,
-        h: Rows,
+        h: TickRows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -441,7 +443,7 @@ class EnergyCurve:
 
     def _deviation_uj(
         self,
-        h: Rows,
+        h: TickRows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -507,8 +509,8 @@ class EnergyCurve:
         return math.hypot(*parts) / MS
 
     def _at_work(
-        self, h: Rows, begin_ns: int, end_ns: int, pauses: Sequence[tuple[int, int]]
-    ) -> Rows:
+        self, h: TickRows, begin_ns: int, end_ns: int, pauses: Sequence[tuple[int, int]]
+    ) -> TickRows:
         """The ticks as if the work of a window had gone on in the pauses around it: without those
         that have a reading in a pause, if another reading is inside the window."""
         paused = set[int]()
@@ -539,11 +541,11 @@ class EnergyCurve:
                 energy_uj = last_uj + self._joules(level_mw, seen_ns)
                 energy_uj += self._joules((last_mw + level_mw) // 2, t_ns - last_ns - seen_ns)
             rows.append((t_ns, energy_uj, level_mw, h.power_mw[number]))
-        return Rows(*map(list, zip(*rows, strict=True)))
+        return TickRows(*map(list, zip(*rows, strict=True)))
 
     def _stamp_mwns(
         self,
-        h: Rows,
+        h: TickRows,
         first: int,
         last: int,
         level_mw: float,
@@ -568,7 +570,7 @@ class EnergyCurve:
                 changes_mw += max(around) - min(around)
         return level_mw * EXACT.error_ns + changes_mw * more_ns
 
-    def _leeway_mwns(self, h: Rows, t_ns: int, number: int) -> float:
+    def _leeway_mwns(self, h: TickRows, t_ns: int, number: int) -> float:
         """Error of the energy at an instant if only a tick's mean is known: its power may have been
         anything between the powers of the ticks around."""
         if not 0 < number < len(h.t_ns):
@@ -594,12 +596,12 @@ class EnergyCurve:
         lowest = max(least * before_ns, total - most * after_ns)
         return max(0.0, highest - lowest) / 3
 
-    def _range_mw(self, h: Rows, number: int) -> tuple[int, int]:
+    def _range_mw(self, h: TickRows, number: int) -> tuple[int, int]:
         """Lowest and highest power of a tick and those around it."""
         levels = h.level_mw[max(0, number - AROUND) : number + AROUND + 1]
         return min(levels), max(levels)
 
-    def _roughness(self, h: Rows, low: int, high: int) -> float:
+    def _roughness(self, h: TickRows, low: int, high: int) -> float:
         """Mean difference in power between consecutive ticks, mW."""
         low = max(low, 1)
         if high < low:
@@ -623,7 +625,7 @@ class EnergyCurve:
     def _partial(self) -> bool:
         return self.window_ns is not None
 
-    def _seen_ns(self, h: Rows, number: int) -> int:
+    def _seen_ns(self, h: TickRows, number: int) -> int:
         """Part of a tick that its reading covers."""
         span_ns = h.t_ns[number] - h.t_ns[number - 1]
         return span_ns if self.window_ns is None else min(self.window_ns, span_ns)

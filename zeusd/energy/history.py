@@ -12,33 +12,33 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from zeusd.energy.columns import GRAINS, Column, Ring, size_of, tiers_size
+from zeusd.energy.columns import GRAINS, PackedColumn, Ring, size_of, tiers_size
 from zeusd.energy.limited import TimeLimited
 from zeusd.energy.meter import Edge
 
 TICKS = (
-    Column("t_ns", "q"),
-    Column("energy_uj", "q"),
-    Column("level_mw", "i"),
-    Column("power_mw", "i"),
+    PackedColumn("t_ns", "q"),
+    PackedColumn("energy_uj", "q"),
+    PackedColumn("level_mw", "i"),
+    PackedColumn("power_mw", "i"),
 )
 ROWS = (
-    Column("t_ns", "q"),
-    Column("energy_uj", "q"),
-    Column("power_mw", "i"),
-    Column("average_mw", "i"),
-    Column("memory_mw", "i"),
-    Column("reasons", "I"),
-    Column("temperature_c", "h"),
-    Column("gpu_mhz", "H"),
-    Column("memory_mhz", "H"),
-    Column("limit_mw", "i"),
+    PackedColumn("t_ns", "q"),
+    PackedColumn("energy_uj", "q"),
+    PackedColumn("power_mw", "i"),
+    PackedColumn("average_mw", "i"),
+    PackedColumn("memory_mw", "i"),
+    PackedColumn("reasons", "I"),
+    PackedColumn("temperature_c", "h"),
+    PackedColumn("gpu_mhz", "H"),
+    PackedColumn("memory_mhz", "H"),
+    PackedColumn("limit_mw", "i"),
 )
 TICK_ROWS = 20_000
 RECENT = 40
 """Number of newest ticks that are kept as lists, while no later one is added."""
 
-META = (Column("counted_uj", "q"), Column("raw", "q"), Column("window_ns", "q"))
+META = (PackedColumn("counted_uj", "q"), PackedColumn("raw", "q"), PackedColumn("window_ns", "q"))
 """State of the meter; only the last row is valid."""
 
 ABSENT = -1
@@ -56,7 +56,7 @@ SIZE = (
 """Bytes of a history."""
 
 
-class Rows(NamedTuple):
+class TickRows(NamedTuple):
     """Consecutive ticks, oldest first."""
 
     t_ns: list[int]
@@ -108,7 +108,7 @@ class History:
         self.t_ns, self.energy_uj, self.level_mw, self.power_mw = (
             self.ticks.column(position) for position in range(len(TICKS))
         )
-        self._recent = 0, Rows([], [], [], [])
+        self._recent = 0, TickRows([], [], [], [])
         self.ends_ns = self.ticks.newest(0)
 
     def add(self, edge: Edge, raw: int | None, window_ns: int | None, slow: Slow) -> None:
@@ -163,13 +163,13 @@ class History:
         coarsest = self.tiers[-1]
         return coarsest.column(0)[coarsest.start] if coarsest.end else None
 
-    def rows(self, first: int, end: int) -> Rows:
+    def rows(self, first: int, end: int) -> TickRows:
         """Copies ticks by their numbers."""
         columns = (self.t_ns, self.energy_uj, self.level_mw, self.power_mw)
-        return Rows(*(column.span(first, end) for column in columns))
+        return TickRows(*(column.span(first, end) for column in columns))
 
     @property
-    def recent(self) -> Rows:
+    def recent(self) -> TickRows:
         """The newest ticks. What waits for a tick needs the same ones, so they are copied once."""
         end, rows = self._recent
         if end != self.ticks.end:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zeus_ipc.limited import REASONS
-from zeusd.energy.columns import GRAINS, Column, Ring, size_of
+from zeusd.energy.columns import GRAINS, PackedColumn, Ring, size_of
 
 MS = 1_000_000
 
@@ -37,7 +37,10 @@ class TimeLimited:
         counted_ns: The driver's newest counters, by reason.
     """
 
-    COLUMNS = (Column("t_ns", "q"), *(Column(f"{reason}_ms", "I") for reason in REASONS))
+    COLUMNS = (
+        PackedColumn("t_ns", "q"),
+        *(PackedColumn(f"{reason}_ms", "I") for reason in REASONS),
+    )
 
     def __init__(self, memory: memoryview) -> None:
         self._tiers: list[Ring] = []

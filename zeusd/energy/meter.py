@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 
 MS = 1_000_000
 
@@ -104,7 +104,7 @@ class Edge(NamedTuple):
     counted_uj: int
 
 
-class Meter:
+class GpuMeter:
     """Accumulates one GPU's energy.
 
     Args:
@@ -142,13 +142,13 @@ class Meter:
             return self.timing.power_window_ns
         return None if self._counts_all else self.timing.window_ns
 
-    def key(self, sensors: Sensors) -> tuple[int | None, int | None]:
+    def key(self, sensors: SensorValues) -> tuple[int | None, int | None]:
         """The value that changes at a tick: the counter or, if it is unusable, the power."""
         if sensors.energy_mj is None or self.stuck:
             return sensors.energy_mj, sensors.power_instant_mw
         return sensors.energy_mj, None
 
-    def plausible(self, sensors: Sensors) -> bool:
+    def plausible(self, sensors: SensorValues) -> bool:
         """Whether a reading is plausible. A value that is read twice is accepted."""
         energy_mj, before_mj = sensors.energy_mj, self.raw_mj
         if energy_mj is None:
@@ -172,7 +172,7 @@ class Meter:
         self._suspect = energy_mj
         return False
 
-    def stands_still(self, sensors: Sensors) -> bool:
+    def stands_still(self, sensors: SensorValues) -> bool:
         """Whether a tick without a change counts: it does if power is integrated."""
         if sensors.energy_mj is None or self.stuck:
             return True
@@ -180,7 +180,7 @@ class Meter:
         self.stuck = self._quiet >= STUCK_TICKS and bool(sensors.power_instant_mw)
         return self.stuck
 
-    def advance(self, t_ns: int, period_ns: int, passed_ns: int, sensors: Sensors) -> Edge:
+    def advance(self, t_ns: int, period_ns: int, passed_ns: int, sensors: SensorValues) -> Edge:
         """Processes a reading that changed, or that did not although a change was due.
 
         Args:
@@ -251,7 +251,7 @@ class Meter:
             return 0
         return level_mw * max(0, period_ns - self.window_ns) // (2 * MS)
 
-    def _grown_uj(self, sensors: Sensors, power_mw: int, elapsed_ns: int) -> int:
+    def _grown_uj(self, sensors: SensorValues, power_mw: int, elapsed_ns: int) -> int:
         integrated_uj = power_mw * elapsed_ns // MS
         energy_mj = sensors.energy_mj
         if energy_mj is None:

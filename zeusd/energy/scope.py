@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 
 TEST_NS = 5_000_000_000
 """Time over which the counter is compared for one verdict."""
@@ -42,11 +42,11 @@ class ScopeTest:
     def __init__(self) -> None:
         self.verdict = Scope.GPU
         self._superchip = False
-        self._last: Sensors | None = None
-        self._begin: Sensors | None = None
+        self._last: SensorValues | None = None
+        self._begin: SensorValues | None = None
         self._gpu_pj = self._module_pj = 0.0
 
-    def observe(self, sensors: Sensors) -> None:
+    def observe(self, sensors: SensorValues) -> None:
         """Processes a reading. Counters of GPUs that report no module power count the GPU."""
         if sensors.module_power_mw is None and not self._superchip:
             return
@@ -69,19 +69,19 @@ class ScopeTest:
                 self.verdict = _verdict(counted_mj, self._gpu_pj / 1e9, self._module_pj / 1e9)
             self._restart(sensors)
 
-    def _restart(self, sensors: Sensors) -> None:
+    def _restart(self, sensors: SensorValues) -> None:
         self._begin = sensors
         self._gpu_pj = self._module_pj = 0.0
 
     @staticmethod
-    def _broken(last: Sensors, sensors: Sensors) -> bool:
+    def _broken(last: SensorValues, sensors: SensorValues) -> bool:
         """Whether two readings cannot be compared, or the counter was reset between them."""
         if None in (sensors.energy_mj, last.energy_mj, sensors.module_power_mw):
             return True
         return sensors.t_ns - last.t_ns > GAP_NS or _counted(sensors) < _counted(last)
 
 
-def _counted(sensors: Sensors) -> int:
+def _counted(sensors: SensorValues) -> int:
     return sensors.energy_mj or 0
 
 

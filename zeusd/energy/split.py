@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from zeus_ipc.charging import BOUNDS, Bounds, Method
+from zeus_ipc.charging import BOUNDS, ChargeBasis, Method
 
 
 class Kind(str, Enum):
@@ -272,7 +272,7 @@ def unread(charge: Charge, others_uj: int) -> Charge:
         charge: As if the power had been constant.
         others_uj: What the other parts are charged.
     """
-    certain = BOUNDS[charge.method] is Bounds.EXACT
+    certain = BOUNDS[charge.method] is ChargeBasis.EXACT
     method = Method.UNREAD if certain else charge.method
     return replace(charge, method=method, lower_uj=0, upper_uj=charge.upper_uj + others_uj)
 

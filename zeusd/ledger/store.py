@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from zeus_ipc.charging import BOUNDS, Bounds, Method
-from zeusd.energy.accountant import BUCKET_NS, BUCKET_S, Position, Row, Settlement
+from zeus_ipc.charging import BOUNDS, ChargeBasis, Method
+from zeusd.energy.accountant import BUCKET_NS, BUCKET_S, ChargeRow, Position, Settlement
 from zeusd.energy.split import NOBODY, Account, ChargedProcess, Kind, parent_of
 
 DAY_S = 86_400
@@ -20,7 +20,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 METHODS = tuple(Method)
 """Methods by their number in rows."""
 
-Estimates = dict[Method, Row]
+Estimates = dict[Method, ChargeRow]
 """The estimated parts of a sum, by method."""
 
 _ADD = (
@@ -35,7 +35,7 @@ _MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class GpuAllocation:
     """The allocation of one GPU.
 
     Attributes:
@@ -56,7 +56,7 @@ class Holding:
     seen: bool = False
 
 
-class Store:
+class LedgerStore:
     """The ledger of one node, during one boot. Belongs to one thread.
 
     Every method may raise `sqlite3.Error`; the ledger is then as it was before the call.
@@ -84,7 +84,7 @@ class Store:
         control_group: str,
         t_ns: int,
         utc_s: int,
-    ) -> list[Holding]:
+    ) -> list[GpuAllocation]:
         """Records an allocation of GPUs. Returns one holding for each."""
         found = []
         with self._transaction():
@@ -108,7 +108,9 @@ class Store:
                 )
                 assert row.lastrowid is not None
                 found.append(
-                    Holding(row.lastrowid, uuid, account, weight, parts, control_group, t_ns, None)
+                    GpuAllocation(
+                        row.lastrowid, uuid, account, weight, parts, control_group, t_ns, None
+                    )
                 )
         return found
 
@@ -143,7 +145,7 @@ class Store:
             )
             self._db.execute("DELETE FROM holding WHERE boot != ?", (self._boot,))
 
-    def holdings(self) -> list[Holding]:
+    def holdings(self) -> list[GpuAllocation]:
         """Present allocations, and those that ended after their GPU's position."""
         rows = self._db.execute(
             "SELECT holding.id, gpu.uuid, kind, name, run, uid, weight, parts, control_group, "
@@ -155,7 +157,7 @@ class Store:
             (self._boot,),
         )
         return [
-            Holding(
+            GpuAllocation(
                 key,
                 uuid,
                 Account(Kind(kind), name, run, uid),
@@ -171,7 +173,7 @@ class Store:
 
     # ----------------------------------------------------------------------------- settlements
 
-    def totals(self) -> dict[Account, Row]:
+    def totals(self) -> dict[Account, ChargeRow]:
         """Charges of users, namespaces and other parent accounts since the ledger began, in order
         of first appearance."""
         rows = self._db.execute(
@@ -270,7 +272,7 @@ class Store:
             )
             self._add("day", key.bucket // BUCKETS_PER_DAY, parent, *values)
             self._add("total", parent, gpu, *values[1:])
-            if BOUNDS[key.method] is not Bounds.EXACT:
+            if BOUNDS[key.method] is not ChargeBasis.EXACT:
                 self._add("estimate", parent, *values)
         for (bucket, owner, cause), ns in settlement.limited.items():
             self._db.execute(
@@ -434,7 +436,7 @@ class Store:
         return int(row[0])
 
 
-def _values(method: Method, row: Row) -> tuple[int, ...]:
+def _values(method: Method, row: ChargeRow) -> tuple[int, ...]:
     """The columns of a row from its method on."""
     estimate_uj = row.active_uj + row.idle_uj
     return (
@@ -447,15 +449,15 @@ def _values(method: Method, row: Row) -> tuple[int, ...]:
     )
 
 
-def _span(bucket: int, row: Row, offset_ns: int) -> tuple[int, int]:
+def _span(bucket: int, row: ChargeRow, offset_ns: int) -> tuple[int, int]:
     """When a row was charged first and last, ms from its bucket's beginning."""
     offset_ns -= bucket * BUCKET_NS
     return (row.begin_ns + offset_ns) // _MS, -(-(row.end_ns + offset_ns) // _MS)
 
 
-def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) -> Row:
+def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) -> ChargeRow:
     estimate_uj = active_uj + idle_uj
-    return Row(active_uj, idle_uj, estimate_uj - below_uj, estimate_uj + above_uj, ns)
+    return ChargeRow(active_uj, idle_uj, estimate_uj - below_uj, estimate_uj + above_uj, ns)
 
 
 MAX_UNUSED_DAYS = 30

@@ -75,7 +75,7 @@ class Sum:
     limited_ns: dict[str, int] = field(default_factory=dict)
 
 
-class Usage(NamedTuple):
+class UsageAnswer(NamedTuple):
     """The result of a query."""
 
     sums: list[Sum]
@@ -145,7 +145,7 @@ class Reader:
         uid: int | None = None,
         name: str = "",
         by_method: bool = False,
-    ) -> Generator[None, None, Usage]:
+    ) -> Generator[None, None, UsageAnswer]:
         """Sums by interval. Yields now and then, so that others can have their turn.
 
         Args:
@@ -159,7 +159,7 @@ class Reader:
         Raises:
             TooManySums: The answer would be too long.
         """
-        accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
+        accounts: dict[int, _KnownAccounts] = {0: _KnownAccounts(IDLE, 0)}
         kept_s = self._kept_s()
         # Older energy is available by whole UTC days only.
         edges = [edge if edge >= kept_s else edge // DAY_S * DAY_S for edge in edges]
@@ -201,7 +201,7 @@ class Reader:
             self._add_times(found)
             if not by_method:
                 self._add_limited(found, edges)
-        return Usage(found, metered, self._settled_ms())
+        return UsageAnswer(found, metered, self._settled_ms())
 
     def begins_s(self) -> int | None:
         """Start of the ledger's oldest row, UTC; None: it is empty."""
@@ -280,14 +280,14 @@ class Reader:
             return (day or 0) * DAY_S
         return int(bucket) // BUCKETS_PER_DAY * DAY_S
 
-    def _known(self, key: int, known: dict[int, _Known]) -> _Known:
+    def _known(self, key: int, known: dict[int, _KnownAccounts]) -> _KnownAccounts:
         """Reads an account by its row id: only the needed ones, as there may be a million."""
         found = known.get(key)
         if found is None:
             kind, name, run, uid, parent = self._db.execute(
                 "SELECT kind, name, run, uid, parent FROM account WHERE id = ?", (key,)
             ).fetchone()
-            found = known[key] = _Known(Account(Kind(kind), name, run, uid), parent)
+            found = known[key] = _KnownAccounts(Account(Kind(kind), name, run, uid), parent)
         return found
 
     def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> _Rows:
@@ -398,7 +398,7 @@ class Reader:
 _SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
 
 
-class _Known(NamedTuple):
+class _KnownAccounts(NamedTuple):
     account: Account
     parent: int
 

@@ -24,13 +24,13 @@ from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure
 from zeusd.energy.split import Account
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
-from zeusd.ledger.store import Store
+from zeusd.ledger.store import LedgerStore
 from zeusd.runtime.accounts import CHECK_NS, NO_GPUS, SECOND_NS, Accounts, Clocks, Retention
 from zeusd.runtime.activity import Listed
 from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.cpu_use import CpuUse
 from zeusd.runtime.sources import Source
-from zeusd.runtime.trouble import Trouble
+from zeusd.runtime.trouble import OpenFailure
 from zeusd.runtime.usages import BUSY, Usages
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Accounting:
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._endings: list[_Ending] = []
-        self.trouble = Trouble("ledger")
+        self.trouble = OpenFailure("ledger")
         self._dropped = 0
         self._published = -1
         self._refusing = False
@@ -299,7 +299,7 @@ class Accounting:
         ignored_units: Iterable[str] | None = None,
     ) -> Accounts:
         return Accounts(
-            Store(connection, self._boot),
+            LedgerStore(connection, self._boot),
             self._names,
             self._find,
             self._clocks,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from zeus_ipc.replies import Done, GpuTotal, Held, LedgerTotal
+from zeus_ipc.replies import EmptyResult, GpuTotal, Held, LedgerTotal
 from zeus_ipc.requests import Allocate, Deallocate
-from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
+from zeusd.energy.accountant import Accountant, ChargeRow, Fact, FactSpan, Position, Settlement
 from zeusd.energy.history import History
 from zeusd.energy.split import Account, Claim, Kind, parent_of
-from zeusd.ledger.store import Store
+from zeusd.ledger.store import LedgerStore
 from zeusd.runtime.activity import Listed
 from zeusd.runtime.allocations import Allocations
 from zeusd.runtime.control_groups import JobGroups
@@ -79,7 +79,7 @@ class Accounts:
 
     def __init__(
         self,
-        store: Store,
+        store: LedgerStore,
         names: Callable[[], Iterable[str]],
         find: Callable[[str], Source | None],
         clocks: Clocks,
@@ -98,7 +98,7 @@ class Accounts:
         self._retention = retention
         self._started_ns = clocks.monotonic_ns()
         self._accountants: dict[str, Accountant] = {}
-        self._early: dict[str, list[Span]] = {}
+        self._early: dict[str, list[FactSpan]] = {}
         self._idle: dict[str, int] = {}
         self._positions: dict[str, Position] = {}
         self._allocations = Allocations(store, self._add, lambda: clocks.utc_ns() // SECOND_NS)
@@ -149,7 +149,7 @@ class Accounts:
     def settle(self) -> None:
         """Charges all energy until the newest ticks, in one transaction."""
         self._settled_ns = self._clocks.monotonic_ns()
-        before: dict[str, tuple[Position, list[Span]]] = {}
+        before: dict[str, tuple[Position, list[FactSpan]]] = {}
         offset_ns = self._offset()
         try:
             settlements = dict(self._settlements(before))
@@ -195,10 +195,10 @@ class Accounts:
     def used(self, used: Mapping[Account, int], begin_ns: int, t_ns: int) -> None:
         """Records the use of the CPUs by account between two times, in any unit."""
         for name in self.names:
-            self._add(name, Span(Fact.LISTED, begin_ns, t_ns))
+            self._add(name, FactSpan(Fact.LISTED, begin_ns, t_ns))
             for account, weight in used.items():
-                self._add(name, Span(Fact.PRESENT, begin_ns, t_ns, Claim(account)))
-                self._add(name, Span(Fact.USED, begin_ns, t_ns, Claim(account, weight)))
+                self._add(name, FactSpan(Fact.PRESENT, begin_ns, t_ns, Claim(account)))
+                self._add(name, FactSpan(Fact.USED, begin_ns, t_ns, Claim(account, weight)))
             self._known_until_ns[name] = t_ns
 
     def named(self, account: Account) -> Account:
@@ -207,7 +207,7 @@ class Accounts:
 
     # --------------------------------------------------------------------------------- requests
 
-    def allocate(self, request: Allocate, t_ns: int) -> Done:
+    def allocate(self, request: Allocate, t_ns: int) -> EmptyResult:
         """Charges the energy of GPUs from now on to a job or pod."""
         account = Account(Kind(request.kind), request.name, request.run, request.uid)
         uuids = list(dict.fromkeys(request.gpus))
@@ -218,7 +218,7 @@ class Accounts:
             uuids, account, request.weight, request.parts, request.control_group, t_ns
         )
         self.stored += 1
-        return Done()
+        return EmptyResult()
 
     def deallocate(self, request: Deallocate, t_ns: int) -> list[str]:
         """Ends an account. Returns the GPUs that were held."""
@@ -236,7 +236,9 @@ class Accounts:
         """Counters since the ledger began, at the last settlement."""
         totals, estimates = self._store.totals(), self._store.estimates()
         for account in self._allocations.accounts():
-            totals.setdefault(parent_of(account), Row())  # a counter must be seen to start at 0
+            totals.setdefault(
+                parent_of(account), ChargeRow()
+            )  # a counter must be seen to start at 0
         return [
             total_of(account.kind.value, account.name, account.uid, row, estimates.get(account, {}))
             for account, row in totals.items()
@@ -280,7 +282,7 @@ class Accounts:
     # --------------------------------------------------------------------------------- internals
 
     def _settlements(
-        self, before: dict[str, tuple[Position, list[Span]]]
+        self, before: dict[str, tuple[Position, list[FactSpan]]]
     ) -> Iterator[tuple[str, Settlement]]:
         """Settles each GPU's account; `before` receives the accounts' previous positions."""
         for uuid in self.names:
@@ -336,13 +338,13 @@ class Accounts:
         if slept_ns - self._slept_ns > SUSPEND_NS:
             # CLOCK_MONOTONIC was suspended, so the next tick includes the energy of that time.
             for uuid in self._accountants:
-                self._add(uuid, Span(Fact.EXCLUDED, self._checked_ns, now_ns, reason=SUSPEND))
+                self._add(uuid, FactSpan(Fact.EXCLUDED, self._checked_ns, now_ns, reason=SUSPEND))
             if self._presence is not None:
                 self._presence.suspended(self._checked_ns)
         self._slept_ns = slept_ns
         self._checked_ns = now_ns
 
-    def _add(self, uuid: str, span: Span) -> None:
+    def _add(self, uuid: str, span: FactSpan) -> None:
         accountant = self._accountants.get(uuid)
         if accountant is None:
             self._early.setdefault(uuid, []).append(span)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from zeusd.devices.port import (
     Backend,
+    CallOutcome,
     DeviceError,
     GpuProcess,
     Handle,
     MigInstance,
-    Outcome,
     ProcessUse,
 )
 
@@ -109,7 +109,7 @@ class ActivityReader:
             return self._of_processes()
         except DeviceError as error:
             self._since_ns = self._monotonic_ns()
-            if error.outcome is Outcome.UNSUPPORTED:
+            if error.outcome is CallOutcome.UNSUPPORTED:
                 self._refused += 1
             return None
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from zeus_ipc.replies import Held
-from zeusd.energy.accountant import NEVER_NS, Fact, Span
+from zeusd.energy.accountant import NEVER_NS, Fact, FactSpan
 from zeusd.energy.split import Account, Claim, Kind
-from zeusd.ledger.store import Holding, Store
+from zeusd.ledger.store import GpuAllocation, LedgerStore
 
 GONE_NS = 10_000_000_000
 """A job ends when its control group has been absent for this long, because it may be recreated."""
@@ -19,8 +19,8 @@ GONE_NS = 10_000_000_000
 class _Open:
     """A holding that has not ended, and its span in the GPU's account."""
 
-    holding: Holding
-    span: Span
+    holding: GpuAllocation
+    span: FactSpan
     seen: bool
     gone_ns: int | None = None
 
@@ -35,7 +35,7 @@ class Allocations:
     """The holdings of this boot. Each change is stored in the ledger before it takes effect."""
 
     def __init__(
-        self, store: Store, add: Callable[[str, Span], None], utc_s: Callable[[], int]
+        self, store: LedgerStore, add: Callable[[str, FactSpan], None], utc_s: Callable[[], int]
     ) -> None:
         self._store = store
         self._add = add
@@ -166,9 +166,9 @@ class Allocations:
         found = (self.holder(uuid, account) for uuid in sorted(uuids))
         return next((one for one in found if one != account), account)
 
-    def _begun(self, holding: Holding) -> _Open:
+    def _begun(self, holding: GpuAllocation) -> _Open:
         claim = Claim(holding.account, max(1, holding.weight), holding.parts)
-        span = Span(Fact.HOLDER, holding.begin_ns, NEVER_NS, claim)
+        span = FactSpan(Fact.HOLDER, holding.begin_ns, NEVER_NS, claim)
         opened = _Open(holding, span, holding.seen)
         self._open.append(opened)
         self._add(holding.uuid, span)

@@ -28,7 +28,7 @@ class WorkloadKind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ProcessWorkload:
     """The workload of a process.
 
     Attributes:
@@ -89,7 +89,7 @@ _CHECKED = tuple(re.compile(rf"/(?:{'|'.join(row)})(?=/|$)") for row in _ROWS)
 _UNCHECKED = tuple(re.compile(rf"^/{_ROOTS_OWN}(?:{'|'.join(row)})(?=/|$)") for row in _ROWS)
 
 
-def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
+def workload_of(groups: Iterable[ControlGroup]) -> ProcessWorkload | None:
     """The workload in the control groups of one process; None: there is none.
 
     Supports the layouts of Slurm 22.05 to 26.05 with both versions of control groups, of kubelet
@@ -104,7 +104,9 @@ def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
                 kind = WorkloadKind(found.lastgroup.partition("_")[0])
                 name = found[found.lastgroup]
                 # systemd's names of slices keep dashes for their parents.
-                return Workload(kind, name.replace("_", "-") if kind is WorkloadKind.POD else name)
+                return ProcessWorkload(
+                    kind, name.replace("_", "-") if kind is WorkloadKind.POD else name
+                )
     return None
 
 
@@ -241,7 +243,7 @@ class JobGroups:
 
 def workload_groups(
     kinds: Collection[WorkloadKind], folder: str, owner: int, path: str = "", depth: int = 0
-) -> Iterator[tuple[str, str, Workload]]:
+) -> Iterator[tuple[str, str, ProcessWorkload]]:
     """Path, folder and workload of the outermost groups of workloads of some kinds."""
     for entry in folders(folder):
         if not trusts(entry, owner):

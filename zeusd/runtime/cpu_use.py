@@ -15,7 +15,7 @@ from zeusd.energy.split import Account, Kind
 from zeusd.runtime.control_groups import (
     MAX_DEPTH,
     ROOT,
-    Workload,
+    ProcessWorkload,
     WorkloadKind,
     folders,
     workload_groups,
@@ -70,7 +70,7 @@ class CpuUse:
         self._accounts = {path: one for path, one in self._accounts.items() if path in now}
         return used
 
-    def _groups(self) -> Iterator[tuple[str, str, Workload]]:
+    def _groups(self) -> Iterator[tuple[str, str, ProcessWorkload]]:
         """The outermost groups of workloads; of a service the jobs in it, as slurmd may be one."""
         root = hierarchy(self._root)
         for found in workload_groups([*WorkloadKind], root, self._owner):
@@ -80,7 +80,7 @@ class CpuUse:
                 inner = [*workload_groups(_NO_SERVICES, folder, self._owner, path)]
             yield from inner or [found]
 
-    def _account(self, path: str, folder: str, workload: Workload) -> Account | None:
+    def _account(self, path: str, folder: str, workload: ProcessWorkload) -> Account | None:
         known = self._accounts.get(path)
         if known is not None:
             return known

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from zeus_ipc.controls import SPECS, Control, ControlValue, profile_name
 from zeus_ipc.replies import GpuInfo, GpuSupport, ProfileInfo
 from zeusd.core.model import GpuFacts
-from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, PowerLimits
-from zeusd.runtime.trouble import Trouble
+from zeusd.devices.port import Backend, CallOutcome, DeviceError, Handle, PowerLimitRange
+from zeusd.runtime.trouble import OpenFailure
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Inspector:
         self._nvml = nvml
         self._index = index
         self._named = False
-        self.trouble = Trouble("gpu")
+        self.trouble = OpenFailure("gpu")
         self._offered: dict[Control, bool] = {}
         self._refusals: Counter[Control] = Counter()
         self._reported: frozenset[Control] = frozenset()
@@ -123,7 +123,7 @@ class Inspector:
 
     def _failed(self, control: Control, error: DeviceError) -> None:
         self._offered.pop(control, None)
-        if error.outcome is Outcome.UNSUPPORTED:
+        if error.outcome is CallOutcome.UNSUPPORTED:
             self._refusals[control] += 1
             if self._refusals[control] >= UNSUPPORTED_AFTER:
                 self._offered[control] = False
@@ -145,7 +145,7 @@ def _describe(
     index: int,
     gpu: Handle,
     offered: frozenset[Control],
-    limits: PowerLimits | None,
+    limits: PowerLimitRange | None,
 ) -> GpuInfo:
     """The constant properties of one GPU."""
     sensors = attempt(nvml.sensors, gpu)
@@ -220,11 +220,11 @@ class DeviceFinder:
         self._inspectors: list[Inspector] = []
         self.first_attempt_over = threading.Event()
         self.error: DeviceError | None = None
-        self.trouble = Trouble("driver")
+        self.trouble = OpenFailure("driver")
         self._thread = threading.Thread(target=self._run, name="device-finder", daemon=True)
 
     @property
-    def troubles(self) -> list[Trouble]:
+    def troubles(self) -> list[OpenFailure]:
         """Those of the driver, and of each GPU."""
         return [self.trouble, *(inspector.trouble for inspector in self._inspectors)]
 
@@ -283,7 +283,7 @@ class DeviceFinder:
         try:
             count = self._nvml.device_count()
             if not count:
-                raise DeviceError(Outcome.TRANSIENT, "device_count", "the driver has no GPU")
+                raise DeviceError(CallOutcome.TRANSIENT, "device_count", "the driver has no GPU")
         except DeviceError:
             self._initialised = False
             attempt(self._nvml.shutdown)
@@ -298,7 +298,7 @@ class DeviceFinder:
             else:
                 assert news is not None
                 found.append(news)
-        if len(failed) == count and failed[0].outcome is Outcome.TRANSIENT:
+        if len(failed) == count and failed[0].outcome is CallOutcome.TRANSIENT:
             self._initialised = False
             attempt(self._nvml.shutdown)
             raise failed[0]

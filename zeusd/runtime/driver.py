@@ -15,7 +15,7 @@ from zeusd.core.model import Failure
 from zeusd.devices.metered import MeteredBackend
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.sampling import Sampling
-from zeusd.runtime.trouble import KERNEL_LOG, Trouble
+from zeusd.runtime.trouble import KERNEL_LOG, OpenFailure
 from zeusd.runtime.workers import GpuWorker
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ REOPENING = "zeusd reopens the driver, whose session has died; try again in a fe
 DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
-class Driver:
+class DriverThreads:
     """All threads that call NVML.
 
     Methods belong to the reactor's thread.
@@ -59,14 +59,14 @@ class Driver:
         self._driver_id = driver_id
         self._retry_s = retry_s
         self._workers: dict[str, GpuWorker] = {}
-        self._missing: dict[str, Trouble] = {}
-        self._session = Trouble("driver")
+        self._missing: dict[str, OpenFailure] = {}
+        self._session = OpenFailure("driver")
         self._reopening = False
         self._dead_s = DEAD_S
         self.finder = self._new_finder()
 
     @property
-    def troubles(self) -> list[Trouble]:
+    def troubles(self) -> list[OpenFailure]:
         """Those of the driver, its session, and each GPU."""
         opening, *gpus = self.finder.troubles
         missing = () if self._reopening else self._missing.values()
@@ -83,7 +83,7 @@ class Driver:
             uuid = facts.info.uuid
             if uuid not in self._workers:
                 self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done)
-                self._missing.setdefault(uuid, Trouble("gpu", uuid)).works()
+                self._missing.setdefault(uuid, OpenFailure("gpu", uuid)).works()
         for uuid in self._missing.keys() - self._workers:
             self._missing[uuid].failed(f"{uuid} was not found again")
         self._sampling.gpus_found(found.driver, [(facts.info, gpu) for facts, gpu in found.gpus])

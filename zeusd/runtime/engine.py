@@ -17,7 +17,7 @@ from typing import Any
 from zeus_ipc import replies
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Envelope, ErrorBody, Problem, UserLoad
+from zeus_ipc.replies import Envelope, ErrorBody, NodeProblem, UserLoad
 from zeus_ipc.requests import Request
 from zeusd.core.accounting import ABSENT
 from zeusd.core.core import Core
@@ -27,20 +27,20 @@ from zeusd.core.effects import (
     Forget,
     LedgerCall,
     Look,
-    Measured,
     Note,
     OpenDriver,
     Put,
     Read,
-    Reading,
+    ReadingMade,
     Reply,
+    RuntimeCounters,
     Unwatch,
-    Watch,
+    WatchProcess,
     Write,
 )
 from zeusd.core.entries import PENDING, Loss, PendingRestore, Recorded
-from zeusd.core.model import Failure, GpuFacts, Peer, Process
-from zeusd.core.policy import Settings
+from zeusd.core.model import Failure, GpuFacts, Peer, ProcessIdentity
+from zeusd.core.policy import CoreSettings
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
 from zeusd.logs import AUDIT
@@ -49,15 +49,15 @@ from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.activity import LISTING, Listed
 from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
-from zeusd.runtime.driver import Driver
+from zeusd.runtime.driver import DriverThreads
 from zeusd.runtime.gpu_locks import GpuLocks, lock_directory
-from zeusd.runtime.journal import Change, Journal, orphans
+from zeusd.runtime.journal import EntryChange, Journal, orphans
 from zeusd.runtime.outside import OutsideWatch
 from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
-from zeusd.runtime.trouble import Trouble
+from zeusd.runtime.trouble import OpenFailure
 
 _JOURNALED = frozenset({Put, Forget, Write})
 
@@ -119,17 +119,17 @@ class Engine:
         self._orphan_directories = orphan_directories
         self._processes = ProcessWatch(reactor, self._process_gone)
         self._job_groups = JobGroups()
-        self._recovered: list[Process] = []
-        self._journal_trouble = Trouble("journal")
+        self._recovered: list[ProcessIdentity] = []
+        self._journal_trouble = OpenFailure("journal")
         core.node.problems = self._problems
-        self._peers: dict[int, Process] = {}
+        self._peers: dict[int, ProcessIdentity] = {}
         self._driver_entry = node.driver
         self._users = users
         self.abandoned: list[tuple[str, Control]] = []
         self.sampling = sampling(self._nvml, reactor)
         self.sampling.watch = OutsideWatch(core.node, reactor.post)
         self._accounting = None if accounting is None else accounting(self.sampling)
-        self._driver = Driver(
+        self._driver = DriverThreads(
             self._nvml,
             self.sampling,
             self._done_on_thread,
@@ -145,7 +145,7 @@ class Engine:
             Put: lambda effect: self._device_done(effect.ticket, None),
             CloseDriver: lambda effect: self._driver.close_driver(effect.ticket),
             OpenDriver: lambda effect: self._driver.open_driver(effect.ticket),
-            Watch: lambda effect: self._processes.watch(effect.process),
+            WatchProcess: lambda effect: self._processes.watch(effect.process),
             Unwatch: lambda effect: self._processes.unwatch(effect.process),
             LedgerCall: self._account,
             Look: lambda effect: self._done_on_thread(effect.ticket, usage_of(effect.process)),
@@ -184,7 +184,7 @@ class Engine:
                 taken = {key: entry for key, entry in left.items() if key not in entries}
                 entries |= taken
                 try:
-                    self._journal.commit([Change(key, entry) for key, entry in taken.items()])
+                    self._journal.commit([EntryChange(key, entry) for key, entry in taken.items()])
                 except OSError:
                     orphan.close()  # it stays, for the next zeusd
                     self._check_journal()
@@ -283,7 +283,7 @@ class Engine:
         if process is not None:
             self._processes.detach(process)
 
-    def reconfigure(self, settings: Settings) -> None:
+    def reconfigure(self, settings: CoreSettings) -> None:
         """The configuration changed."""
         self.apply(self.core.reconfigure(time.monotonic_ns(), settings))
 
@@ -305,7 +305,7 @@ class Engine:
         if (connection := self.core.connection(conn)) is not None:
             connection.deferrals.add(error)
 
-    def _problems(self) -> list[Problem]:
+    def _problems(self) -> list[NodeProblem]:
         ledger = () if self._accounting is None else (self._accounting.trouble,)
         found = (*self._driver.troubles, *self.sampling.troubles, self._journal_trouble, *ledger)
         return [trouble.problem for trouble in found if trouble.problem is not None]
@@ -348,7 +348,7 @@ class Engine:
         no restore.
         """
         rest: list[Effect] = []
-        changes: list[Change] = []
+        changes: list[EntryChange] = []
         intents: list[tuple[str, Write | Put]] = []  # are dropped if they cannot be written
         states: dict[str, list[Recorded | None]] = {}  # what may be in the file afterwards
         sync = False
@@ -386,7 +386,7 @@ class Engine:
             else:
                 entry, sync = None, True
             known.append(entry)
-            changes.append(Change(key, entry, needed))
+            changes.append(EntryChange(key, entry, needed))
             if needed and not isinstance(effect, Forget):
                 intents.append((key, effect))
             self._soon.pop(key, None)
@@ -427,7 +427,7 @@ class Engine:
         self._soon[key] = entry
 
     def _write_soon(self) -> None:
-        changes = [Change(key, entry) for key, entry in self._soon.items()]
+        changes = [EntryChange(key, entry) for key, entry in self._soon.items()]
         self._soon.clear()
         with contextlib.suppress(OSError):
             self._journal.commit(changes, sync=False)
@@ -458,8 +458,8 @@ class Engine:
         self._check_journal()
 
     def _call(self, call: Read) -> None:
-        if call.reading is Reading.METRICS:
-            measured = Measured(
+        if call.reading is ReadingMade.METRICS:
+            measured = RuntimeCounters(
                 self._nvml.describe(),
                 self.sampling.describe(),
                 self._users(),
@@ -473,7 +473,7 @@ class Engine:
         """Lists the processes of GPUs that nobody holds, if the ledger wants to know."""
         if self.core.node.quiesced_ns is None:
             for uuid in accounting.unheld:
-                self._driver.submit(Read(LISTING, uuid, Reading.PIDS))
+                self._driver.submit(Read(LISTING, uuid, ReadingMade.PIDS))
 
     def _account(self, effect: LedgerCall) -> None:
         if self._accounting is None:
@@ -499,14 +499,16 @@ class Engine:
             return
         began_ns = time.thread_time_ns()
         effects = self.core.device_done(time.monotonic_ns(), ticket, result)
-        if isinstance(result, Measured):  # the ledger of thousands of users takes milliseconds
+        if isinstance(
+            result, RuntimeCounters
+        ):  # the ledger of thousands of users takes milliseconds
             spent_ns = time.thread_time_ns() - began_ns
             for reply in effects:
                 if isinstance(reply, Reply):
                     self._charge(reply.conn, spent_ns)
         self.apply(effects)
 
-    def _process_gone(self, process: Process) -> None:
+    def _process_gone(self, process: ProcessIdentity) -> None:
         self.apply(self.core.process_gone(time.monotonic_ns(), process))
 
     def _check_jobs(self) -> None:

@@ -35,7 +35,7 @@ from zeusd.runtime.state_files import (
     take_lock,
 )
 
-__all__ = ["Change", "Journal", "JournalError", "orphans"]
+__all__ = ["EntryChange", "Journal", "JournalError", "orphans"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ REWRITE_AFTER = 4096
 
 
 @dataclass(slots=True)
-class Change:
+class EntryChange:
     """A change of one entry.
 
     Attributes:
@@ -111,14 +111,16 @@ class Journal:
             self.failure = error
         return dict(self._entries)
 
-    def commit(self, changes: Sequence[Change] = (), sync: bool = True) -> None:
+    def commit(self, changes: Sequence[EntryChange] = (), sync: bool = True) -> None:
         """Appends changes together, in order, after those still to be written.
 
         Raises:
             OSError: Intents are discarded; the others will be written later. Only deletions may be
                 durable, those before the first of the others.
         """
-        batch = [Change(key, self._entries.get(key)) for key in self._late] if self._late else []
+        batch = (
+            [EntryChange(key, self._entries.get(key)) for key in self._late] if self._late else []
+        )
         added: set[str] = set()
         for change in changes:
             if change.entry is not None:
@@ -224,7 +226,7 @@ class Journal:
         if self._lock_fd < 0:
             self._lock_fd = take_lock(Path(f"{self._path}.lock"), wait_s)
 
-    def _delay(self, changes: Iterable[Change]) -> None:
+    def _delay(self, changes: Iterable[EntryChange]) -> None:
         """Keeps changes that could not be written now."""
         for change in changes:
             key = change.key
@@ -258,7 +260,7 @@ class Journal:
     def _line(self, key: str, entry: Recorded | None) -> bytes:
         return record(self._boot, key, None if entry is None else entry.to_json())
 
-    def _apply(self, change: Change, line: bytes) -> None:
+    def _apply(self, change: EntryChange, line: bytes) -> None:
         """The newest entry of a key, which may not be durable yet."""
         self._durable.setdefault(change.key, self._entries.get(change.key))
         if change.entry is None:
@@ -269,7 +271,7 @@ class Journal:
             self._entries[change.key] = change.entry
             self._lines[change.key] = line
 
-    def _append(self, changes: Sequence[Change], sync: bool) -> list[bytes]:
+    def _append(self, changes: Sequence[EntryChange], sync: bool) -> list[bytes]:
         """Writes records at the end of the file, and returns them; all of them or none."""
         if self._fd < 0:
             self._create()

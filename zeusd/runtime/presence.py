@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from zeusd.energy.accountant import NEVER_NS, Fact, Span
+from zeusd.energy.accountant import NEVER_NS, Fact, FactSpan
 from zeusd.energy.split import Account, ChargedProcess, Claim, unattributed
 from zeusd.identity import has_exited
 from zeusd.runtime.activity import Activity, PidUse
@@ -42,12 +42,12 @@ MAX_PROCESSES = 8192
 class _Present:
     """A listed process, and its span in the GPU's account."""
 
-    span: Span
+    span: FactSpan
     pidfd: int
 
 
 @dataclass(slots=True)
-class _Listed:
+class _KnownProcesses:
     """The known processes of one GPU, and the time until which they are complete."""
 
     t_ns: int
@@ -101,7 +101,7 @@ class Presence:
 
     def __init__(
         self,
-        add: Callable[[str, Span], None],
+        add: Callable[[str, FactSpan], None],
         identities: Identities,
         exits: Exits,
         ignored_units: Iterable[str],
@@ -112,7 +112,7 @@ class Presence:
         self._exits = exits
         self._ignored_units = tuple(ignored_units)
         self._boot_offset_ns = boot_offset_ns
-        self._gpus: dict[str, _Listed] = {}
+        self._gpus: dict[str, _KnownProcesses] = {}
 
     def listed(
         self,
@@ -126,9 +126,9 @@ class Presence:
         known = self._gpus.get(uuid)
         if known is None or t_ns - known.t_ns > STALE_NS:
             self.stop(uuid, t_ns if known is None else known.t_ns)
-            known = self._gpus[uuid] = _Listed(t_ns, t_ns)
+            known = self._gpus[uuid] = _KnownProcesses(t_ns, t_ns)
         before_ns = known.t_ns
-        self._add(uuid, Span(Fact.LISTED, before_ns, t_ns))
+        self._add(uuid, FactSpan(Fact.LISTED, before_ns, t_ns))
         present = {*pids}
         # A process that used the GPU may have ended since.
         seen = _spans(known)
@@ -155,7 +155,7 @@ class Presence:
         known = self._gpus.get(uuid)
         since_ns = t_ns - LIST_NS if known is None else known.t_ns
         self.stop(uuid, since_ns)
-        self._add(uuid, Span(Fact.UNKNOWN, since_ns, t_ns, reason=LIST_FAILED))
+        self._add(uuid, FactSpan(Fact.UNKNOWN, since_ns, t_ns, reason=LIST_FAILED))
 
     def stop(self, uuid: str, t_ns: int) -> None:
         """Stops tracking a GPU whose processes are no longer listed."""
@@ -174,18 +174,20 @@ class Presence:
             self.stop(uuid, known.t_ns)
         self._exits.close()
 
-    def _begin(self, uuid: str, known: _Listed, pid: int, before_ns: int, t_ns: int) -> None:
+    def _begin(
+        self, uuid: str, known: _KnownProcesses, pid: int, before_ns: int, t_ns: int
+    ) -> None:
         identity = None
         if sum(len(one.processes) for one in self._gpus.values()) < MAX_PROCESSES:
             identity = self._identities.identify(pid)
         if identity is None:
             claim = Claim(UNKNOWN_PROCESS)
-            self._add(uuid, Span(Fact.PRESENT, before_ns, t_ns, claim))
+            self._add(uuid, FactSpan(Fact.PRESENT, before_ns, t_ns, claim))
             return
         start_ns = identity.start_ticks * TICK_NS - self._boot_offset_ns()
         weight = 0 if is_ignored(identity.account, self._ignored_units) else 1
         begin_ns = min(t_ns, max(before_ns, start_ns))
-        span = Span(Fact.PRESENT, begin_ns, NEVER_NS, Claim(identity.account, weight))
+        span = FactSpan(Fact.PRESENT, begin_ns, NEVER_NS, Claim(identity.account, weight))
         span.process = ChargedProcess(pid, identity.start_ticks)
         self._add(uuid, span)
         self._exits.watch(identity.pidfd)
@@ -196,7 +198,7 @@ class Presence:
         uuid: str,
         activity: Activity,
         use: PidUse,
-        present: Span | None,
+        present: FactSpan | None,
         charged: Callable[[Account], Account],
     ) -> None:
         begin_ns, end_ns = activity.begin_ns, use.end_ns
@@ -204,12 +206,12 @@ class Presence:
         account = charged(UNKNOWN_PROCESS if known is None else known.account)
         process = None if present is None else present.process
         if account == UNKNOWN_PROCESS:
-            self._add(uuid, Span(Fact.PRESENT, begin_ns, end_ns, Claim(account)))
+            self._add(uuid, FactSpan(Fact.PRESENT, begin_ns, end_ns, Claim(account)))
         fact = Fact.USED if activity.measured else Fact.SLICES
         claim = Claim(account, use.weight)
-        self._add(uuid, Span(fact, begin_ns, end_ns, claim, process=process))
+        self._add(uuid, FactSpan(fact, begin_ns, end_ns, claim, process=process))
 
-    def _end(self, known: _Listed, t_ns: int, present: set[int]) -> dict[int, int]:
+    def _end(self, known: _KnownProcesses, t_ns: int, present: set[int]) -> dict[int, int]:
         """Ends the spans of processes that exited or are no longer listed; returns the times by
         pid."""
         ends: dict[int, int] = {}
@@ -225,5 +227,5 @@ class Presence:
         return ends
 
 
-def _spans(known: _Listed) -> dict[int, Span]:
+def _spans(known: _KnownProcesses) -> dict[int, FactSpan]:
     return {pid: one.span for pid, one in known.processes.items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zeus_ipc.processes import peer_of
 from zeusd import identity
-from zeusd.core.model import Peer, Process, ProcessUsage
+from zeusd.core.model import Peer, ProcessIdentity, ProcessUsage
 from zeusd.identity import has_exited, pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.control_groups import ControlGroups, job_of
@@ -59,7 +59,7 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
         if pidfd < 0:  # before Linux 6.5
             pidfd = os.pidfd_open(pid)
         os.set_inheritable(pidfd, False)
-        process = Process(pid, process_cookie(pid, pidfd, _unique_inodes()))
+        process = ProcessIdentity(pid, process_cookie(pid, pidfd, _unique_inodes()))
         groups = frozenset({gid, *_groups(connection)})
         on_host, command = _is_on_host(pidfd), command_of(pid)
         job = job_of_process(pid)
@@ -120,21 +120,21 @@ def read_proc(pid: int, name: str) -> str:
         return ""
 
 
-def own_process() -> Process:
+def own_process() -> ProcessIdentity:
     """This process."""
     pidfd = os.pidfd_open(os.getpid())
     try:
-        return Process(os.getpid(), process_cookie(os.getpid(), pidfd, _unique_inodes()))
+        return ProcessIdentity(os.getpid(), process_cookie(os.getpid(), pidfd, _unique_inodes()))
     finally:
         os.close(pidfd)
 
 
-def open_process(process: Process) -> int | None:
+def open_process(process: ProcessIdentity) -> int | None:
     """A pidfd for exactly this process, or None if it has exited. A zombie counts as exited."""
     return identity.open_process(process.pid, process.cookie, _unique_inodes())
 
 
-def usage_of(process: Process) -> ProcessUsage | None:
+def usage_of(process: ProcessIdentity) -> ProcessUsage | None:
     """The activity of a process; None if it has exited."""
     pidfd = open_process(process)
     if pidfd is None:
@@ -177,14 +177,14 @@ def owner_of(pid: int) -> int | None:
 class ProcessWatch:
     """Keeps a pidfd for each process that is connected or holds a lease, and reports their ends."""
 
-    def __init__(self, reactor: Reactor, on_gone: Callable[[Process], None]) -> None:
+    def __init__(self, reactor: Reactor, on_gone: Callable[[ProcessIdentity], None]) -> None:
         self._reactor = reactor
         self._on_gone = on_gone
-        self._pidfds: dict[Process, int] = {}
-        self._references: dict[Process, int] = {}
-        self._leases: dict[Process, int] = {}
+        self._pidfds: dict[ProcessIdentity, int] = {}
+        self._references: dict[ProcessIdentity, int] = {}
+        self._leases: dict[ProcessIdentity, int] = {}
 
-    def attach(self, process: Process, pidfd: int) -> None:
+    def attach(self, process: ProcessIdentity, pidfd: int) -> None:
         """Adds a connection, or a recovered lease, of a process. Takes over the pidfd."""
         if process in self._pidfds:
             os.close(pidfd)
@@ -192,17 +192,17 @@ class ProcessWatch:
             self._pidfds[process] = pidfd
         self._references[process] = self._references.get(process, 0) + 1
 
-    def detach(self, process: Process) -> None:
+    def detach(self, process: ProcessIdentity) -> None:
         """Reverts one `attach`."""
         self._references[process] -= 1
         self._drop_if_unused(process)
 
-    def has_exited(self, process: Process) -> bool:
+    def has_exited(self, process: ProcessIdentity) -> bool:
         """Whether a connected process has exited."""
         pidfd = self._pidfds.get(process)
         return pidfd is None or has_exited(pidfd)
 
-    def watch(self, process: Process) -> None:
+    def watch(self, process: ProcessIdentity) -> None:
         """Counts one more lease of the process."""
         held = self._leases.get(process, 0)
         self._leases[process] = held + 1
@@ -214,7 +214,7 @@ class ProcessWatch:
             else:
                 self._reactor.add_reader(pidfd, lambda: self._died(process))
 
-    def unwatch(self, process: Process) -> None:
+    def unwatch(self, process: ProcessIdentity) -> None:
         """Counts one lease less of the process."""
         self._leases[process] -= 1
         if self._leases[process] == 0:
@@ -232,11 +232,11 @@ class ProcessWatch:
                 os.close(pidfd)
         self._pidfds.clear()
 
-    def _died(self, process: Process) -> None:
+    def _died(self, process: ProcessIdentity) -> None:
         self._reactor.remove(self._pidfds[process])
         self._on_gone(process)
 
-    def _drop_if_unused(self, process: Process) -> None:
+    def _drop_if_unused(self, process: ProcessIdentity) -> None:
         if self._references.get(process, 0) == 0 and process not in self._leases:
             self._references.pop(process, None)
             pidfd = self._pidfds.pop(process, None)

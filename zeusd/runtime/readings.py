@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from zeusd.energy.accountant import Fact, Span
+from zeusd.energy.accountant import Fact, FactSpan
 from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.history import History
 
@@ -47,7 +47,7 @@ def idle_uw(history: History) -> int | None:
     return sorted(found)[len(found) // 2] * 1000 if found else None
 
 
-def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> Iterator[Span]:
+def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> Iterator[FactSpan]:
     """Spans in which the GPU was idle, or was not sampled."""
     ring = history.tiers[0]
     times, reasons = ring.column(0), ring.column(_REASONS)
@@ -62,12 +62,12 @@ def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> I
     ):
         gap = next_ns - t_ns > GAP_NS
         if idle_ns is not None and (gap or not idle):
-            yield Span(Fact.IDLE, idle_ns, t_ns)
+            yield FactSpan(Fact.IDLE, idle_ns, t_ns)
             idle_ns = None
         if gap:
             reason = DOWN if t_ns < started_ns <= next_ns else NOT_SAMPLED
-            yield Span(Fact.UNKNOWN, t_ns, next_ns, reason=reason)
+            yield FactSpan(Fact.UNKNOWN, t_ns, next_ns, reason=reason)
         elif idle and next_idle and idle_ns is None:
             idle_ns = t_ns
     if idle_ns is not None:
-        yield Span(Fact.IDLE, idle_ns, end_ns)
+        yield FactSpan(Fact.IDLE, idle_ns, end_ns)

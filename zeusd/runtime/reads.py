@@ -37,7 +37,7 @@ from zeus_ipc.requests import (
 )
 from zeus_ipc.wire import Message
 from zeusd.core.core import Core
-from zeusd.core.effects import Read, Reading
+from zeusd.core.effects import Read, ReadingMade
 from zeusd.core.outbox import Deadlines
 from zeusd.core.pending import Answer, Pending, envelope
 from zeusd.core.requests import LATE, MAX_WAITING_REQUESTS, TOO_MANY_WAIT
@@ -45,12 +45,12 @@ from zeusd.runtime.historian import LookUp, WindowsQuery
 from zeusd.runtime.reactor import Alarm, Reactor
 from zeusd.runtime.sampling import Sampling
 
-_READINGS: dict[type[Any], Reading] = {
-    GetState: Reading.STATE,
-    GetEnergy: Reading.ENERGY,
-    GetPower: Reading.POWER,
-    GetClocks: Reading.CLOCKS,
-    GetProcesses: Reading.PROCESSES,
+_READINGS: dict[type[Any], ReadingMade] = {
+    GetState: ReadingMade.STATE,
+    GetEnergy: ReadingMade.ENERGY,
+    GetPower: ReadingMade.POWER,
+    GetClocks: ReadingMade.CLOCKS,
+    GetProcesses: ReadingMade.PROCESSES,
 }
 
 STATE_NS = 500_000_000
@@ -61,11 +61,11 @@ PROCESSES_NS = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _PendingRead:
     """A reading of a GPU in progress, and the requests that wait for it."""
 
     uuid: str
-    reading: Reading
+    reading: ReadingMade
     askers: list[Pending] = field(default_factory=list)
 
 
@@ -90,9 +90,9 @@ class Reads:
         self._charge = charge
         self._clock_ns = clock_ns
         self._tickets = itertools.count(-1, -1)
-        self._calls: dict[int, _Call] = {}
-        self._joinable: dict[tuple[str, Reading], _Call] = {}
-        self._known: dict[tuple[str, Reading], tuple[int, Message]] = {}
+        self._calls: dict[int, _PendingRead] = {}
+        self._joinable: dict[tuple[str, ReadingMade], _PendingRead] = {}
+        self._known: dict[tuple[str, ReadingMade], tuple[int, Message]] = {}
         self._deadlines: Deadlines[Pending] = Deadlines()
         self._of_connection: dict[int, set[Pending]] = {}
         self._alarm = Alarm(reactor, self._expire)
@@ -122,8 +122,8 @@ class Reads:
 
     def written(self, uuid: str) -> None:
         """A control of this GPU is being written: what was read before no longer counts."""
-        self._known.pop((uuid, Reading.STATE), None)
-        self._joinable.pop((uuid, Reading.STATE), None)
+        self._known.pop((uuid, ReadingMade.STATE), None)
+        self._joinable.pop((uuid, ReadingMade.STATE), None)
 
     def closed(self, conn: int) -> None:
         """A connection ended: drops its requests."""
@@ -136,7 +136,9 @@ class Reads:
         call = self._calls.pop(ticket)
         if self._joinable.get((call.uuid, call.reading)) is call:
             del self._joinable[call.uuid, call.reading]
-            if call.reading in (Reading.STATE, Reading.PROCESSES) and isinstance(result, Message):
+            if call.reading in (ReadingMade.STATE, ReadingMade.PROCESSES) and isinstance(
+                result, Message
+            ):
                 self._known[call.uuid, call.reading] = (self._sampling.sample_ns(), result)
         for pending in call.askers:
             if pending.waits:
@@ -160,24 +162,24 @@ class Reads:
             else:
                 self._call(uuid, reading, pending)
 
-    def _fresh(self, uuid: str, reading: Reading) -> Message | None:
+    def _fresh(self, uuid: str, reading: ReadingMade) -> Message | None:
         """A recent result that may be reused; None: there is none."""
         found = self._known.get((uuid, reading))
         if found is None:
             return None
         read_ns, result = found
         lasts_ns = PROCESSES_NS
-        if reading is Reading.STATE:
+        if reading is ReadingMade.STATE:
             lasts_ns = min(2 * (self._sampling.period_ns(uuid) or 0), STATE_NS)
         return result if self._sampling.sample_ns() - read_ns < lasts_ns else None
 
-    def _call(self, uuid: str, reading: Reading, pending: Pending) -> None:
+    def _call(self, uuid: str, reading: ReadingMade, pending: Pending) -> None:
         call = self._joinable.get((uuid, reading))
         if call is not None:
             call.askers.append(pending)
             return
         ticket = next(self._tickets)
-        call = self._calls[ticket] = _Call(uuid, reading, [pending])
+        call = self._calls[ticket] = _PendingRead(uuid, reading, [pending])
         self._joinable[uuid, reading] = call
         self._submit(Read(ticket, uuid, reading))
 

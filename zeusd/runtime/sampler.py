@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from zeusd.devices.port import DeviceError
-from zeusd.runtime.sources import Sample, Source
+from zeusd.runtime.sources import Source, TickReading
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Sampler:
     def __init__(
         self,
         on_tick: Callable[[str], None],
-        publish: Callable[[str, Sample], None],
+        publish: Callable[[str, TickReading], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._guard = threading.Lock()
@@ -152,7 +152,7 @@ class Sampler:
             h = source.history
             for tick in range(number, h.ticks.end):
                 t_ns, energy_uj, power_mw = h.t_ns[tick], h.energy_uj[tick], h.power_mw[tick]
-                self._publish(name, Sample(t_ns, energy_uj, power_mw, source.slow, tick + 1))
+                self._publish(name, TickReading(t_ns, energy_uj, power_mw, source.slow, tick + 1))
 
     # ----------------------------------------------------------------------------------- threads
 

@@ -29,8 +29,8 @@ from zeusd.runtime.power_sources import (
 from zeusd.runtime.powercap import Zone, ZoneSource, find_packages
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampler import Sampler
-from zeusd.runtime.sources import GpuSource, Sample, SharedGpuSource
-from zeusd.runtime.trouble import Trouble
+from zeusd.runtime.sources import GpuSource, SharedGpuSource, TickReading
+from zeusd.runtime.trouble import OpenFailure
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ HISTORY_PREFIX = "history-"
 _HEADER = 512
 
 
-class Clock(Protocol):
+class SamplingClock(Protocol):
     """Virtual time that drives the sampler as it advances."""
 
     def __call__(self) -> int:
@@ -113,11 +113,11 @@ class Sampling:
         reactor: Reactor,
         histories: Histories,
         *,
-        publish: Callable[[str, Sample], None],
+        publish: Callable[[str, TickReading], None],
         lazy: bool = False,
         powercap: str | None = None,
         hwmon: str | None = None,
-        clock: Clock | None = None,
+        clock: SamplingClock | None = None,
     ) -> None:
         self._nvml = nvml
         self._histories = histories
@@ -203,13 +203,13 @@ class Sampling:
         return found
 
     @property
-    def troubles(self) -> list[Trouble]:
+    def troubles(self) -> list[OpenFailure]:
         """Of each device that is not sampled, although it has a sensor."""
         found = []
         for name, ends_ns, why in self.sampler.overdue():
             if name not in self._blind:
                 since_ns = time.monotonic_ns() - (self._clock_ns() - ends_ns)
-                found.append(trouble := Trouble("sampling", name, since_ns))
+                found.append(trouble := OpenFailure("sampling", name, since_ns))
                 trouble.reading_failed(why, f"no new samples of {name}")
         return found
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from zeus_ipc import replies
 from zeus_ipc.limited import cause
 from zeus_ipc.replies import GpuInfo
-from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
+from zeusd.devices.port import Backend, CallOutcome, DeviceError, Handle, SensorValues
 from zeusd.energy.channel import FEW, Channel, tiles
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
@@ -41,7 +41,7 @@ SHARED_PERIOD_NS = 100_000_000
 """Period of the rows of a GPU without its own energy."""
 
 
-class Sample(NamedTuple):
+class TickReading(NamedTuple):
     """The reading of a device at a tick; units as in `replies.Sample`."""
 
     t_ns: int
@@ -51,7 +51,7 @@ class Sample(NamedTuple):
     number: int
 
 
-def describe_sample(name: str, sample: Sample) -> replies.Sample:
+def describe_sample(name: str, sample: TickReading) -> replies.Sample:
     """A published sample."""
     slow = sample.slow
     return replies.Sample(
@@ -237,7 +237,7 @@ class GpuSource:
         try:
             found = self._nvml.power_samples(self._handle, since_ns)
         except DeviceError as error:
-            if error.outcome not in (Outcome.UNSUPPORTED, Outcome.INVALID):
+            if error.outcome not in (CallOutcome.UNSUPPORTED, CallOutcome.INVALID):
                 raise
             found = []
         if since_ns or tiles(found):
@@ -252,7 +252,7 @@ class GpuSource:
         row_ns = 0 if streamed or waits else self._channel.next_row_ns
         return t_ns >= max(self._slow_at_ns, row_ns)
 
-    def _read_slow(self, sensors: Sensors) -> None:
+    def _read_slow(self, sensors: SensorValues) -> None:
         nvml = self._nvml
         if sensors.limited_ns:
             self._channel.limited.add(sensors.t_ns, sensors.limited_ns)
@@ -299,7 +299,7 @@ class GpuSource:
         try:
             value = call(self._handle)
         except DeviceError as error:
-            absent = error.outcome is Outcome.UNSUPPORTED
+            absent = error.outcome is CallOutcome.UNSUPPORTED
             if absent and name not in self._served:
                 self._refused[name] = self._refused.get(name, 0) + 1
             return None
@@ -327,7 +327,7 @@ class SharedGpuSource(GpuSource):
             return None
         if self._due(t_ns, streamed):
             self._slow_at_ns = t_ns + STREAMED_SLOW_NS
-            self._read_slow(Sensors(t_ns, None, 0, None, None))
+            self._read_slow(SensorValues(t_ns, None, 0, None, None))
         edge = Edge(t_ns, 0, 0, 0, 0)
         self.history.add(edge, None, None, self.slow)
         return edge

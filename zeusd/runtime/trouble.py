@@ -7,18 +7,18 @@ import sqlite3
 import time
 from pathlib import Path
 
-from zeus_ipc.replies import Problem
+from zeus_ipc.replies import NodeProblem
 from zeusd.devices.port import DeviceError
 
 KERNEL_LOG = "sudo dmesg | grep -iE 'nvrm|xid|amdgpu' | tail"
 """The command that says more about a GPU that does not work."""
 
 
-class Trouble:
+class OpenFailure:
     """Remembers a failure, and since when, until the part works again. Any thread may ask.
 
     Args:
-        part, source: See `Problem`.
+        part, source: See `NodeProblem`.
         since_ns: When it began, CLOCK_MONOTONIC; None: when it is noticed.
 
     Attributes:
@@ -29,13 +29,13 @@ class Trouble:
         self._part = part
         self._source = source
         self._since_ns = since_ns
-        self.problem: Problem | None = None
+        self.problem: NodeProblem | None = None
 
     def failed(self, cause: str, code: str = "", command: str = KERNEL_LOG) -> bool:
         """Remembers a failure. Returns whether it is another one than before."""
         known = self.problem
         since_ns = self._since_ns if known is None else known.since_ns
-        self.problem = Problem(
+        self.problem = NodeProblem(
             part=self._part,
             source=self._source,
             code=code,

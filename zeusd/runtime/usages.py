@@ -23,7 +23,7 @@ from zeus_ipc.requests import MAX_SUMS, GetUsage
 from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure
 from zeusd.ledger.schema import open_to_read
-from zeusd.ledger.usage import By, Reader, TooManySums, Usage
+from zeusd.ledger.usage import By, Reader, TooManySums, UsageAnswer
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ Steps: TypeAlias = Generator[None, None, Answer]
 
 
 @dataclass(slots=True)
-class _User:
+class _UserQueries:
     """A user's queries.
 
     Attributes:
@@ -87,9 +87,9 @@ class Usages:
         self._refresh = refresh
         self._answer = answer
         self._clock_ns = clock_ns
-        self._users: dict[int, _User] = {}
+        self._users: dict[int, _UserQueries] = {}
         self._turns: deque[int] = deque()
-        self._pages: dict[int, tuple[object, int, Usage, int | None]] = {}
+        self._pages: dict[int, tuple[object, int, UsageAnswer, int | None]] = {}
         self._changed = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
@@ -111,7 +111,7 @@ class Usages:
         with self._changed:
             if sum(len(user.waiting) for user in self._users.values()) >= MAX_ALL_WAITING:
                 return BUSY
-            user = self._users.setdefault(call.uid, _User())
+            user = self._users.setdefault(call.uid, _UserQueries())
             if len(user.waiting) >= MAX_WAITING:
                 return FLOOD
             user.waiting.append(call)
@@ -239,14 +239,16 @@ class Usages:
         return answer
 
 
-def usage_of(reader: Reader, request: GetUsage, user: int | None) -> Generator[None, None, Usage]:
+def usage_of(
+    reader: Reader, request: GetUsage, user: int | None
+) -> Generator[None, None, UsageAnswer]:
     """The sums that a request asks for, as far as a user may see them; None: all."""
     return reader.usage(
         request.edges, By(request.by), user, request.uid, request.name, request.by_method
     )
 
 
-def page_of(found: Usage, request: GetUsage, begins_s: int | None) -> replies.Usage:
+def page_of(found: UsageAnswer, request: GetUsage, begins_s: int | None) -> replies.Usage:
     """The requested part of an answer."""
     end = request.offset + MAX_SUMS
     return replies.Usage(

@@ -22,14 +22,14 @@ from zeus_ipc.replies import (
     ProcessInfo,
     SupportedClocks,
 )
-from zeusd.core.effects import Read, Reading, Write
+from zeusd.core.effects import Read, ReadingMade, Write
 from zeusd.core.model import Failure, device_failure, explained
-from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
+from zeusd.devices.port import Backend, CallOutcome, DeviceError, Handle
 from zeusd.restore_rule import (
     Device,
     Holds,
-    Refused,
     Unknown,
+    WriteRefused,
     WriteResult,
     is_moved,
     is_rounded,
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUED = 256
 """Reads that may wait for one GPU."""
 
-_URGENT = frozenset({Reading.CONTROL, Reading.LIMITS})
+_URGENT = frozenset({ReadingMade.CONTROL, ReadingMade.LIMITS})
 """What a write or a restore needs to know first."""
 
 
@@ -112,7 +112,7 @@ def read_energy(nvml: Backend, gpu: Handle) -> EnergyReading:
     """
     sensors = nvml.sensors(gpu)
     if sensors.energy_mj is None:
-        raise DeviceError(Outcome.UNSUPPORTED, "the energy counter", "not offered by this GPU")
+        raise DeviceError(CallOutcome.UNSUPPORTED, "the energy counter", "not offered by this GPU")
     return EnergyReading(t_ns=sensors.t_ns, energy_mj=sensors.energy_mj)
 
 
@@ -168,13 +168,13 @@ def read_processes(nvml: Backend, gpu: Handle) -> GpuProcesses:
     return GpuProcesses(t_ns=t_ns, processes=found, mig_devices=devices)
 
 
-_READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
-    Reading.STATE: read_state,
-    Reading.ENERGY: read_energy,
-    Reading.POWER: read_power,
-    Reading.COMPUTE_UIDS: read_compute_uids,
-    Reading.PROCESSES: read_processes,
-    Reading.SPLIT: lambda nvml, gpu: nvml.mig_enabled(gpu),
+_READERS: dict[ReadingMade, Callable[[Backend, Handle], object]] = {
+    ReadingMade.STATE: read_state,
+    ReadingMade.ENERGY: read_energy,
+    ReadingMade.POWER: read_power,
+    ReadingMade.COMPUTE_UIDS: read_compute_uids,
+    ReadingMade.PROCESSES: read_processes,
+    ReadingMade.SPLIT: lambda nvml, gpu: nvml.mig_enabled(gpu),
 }
 
 
@@ -195,7 +195,7 @@ def write_checked(
             if before == call.value or (call.expected and before not in call.expected):
                 before = read_settled(device.read)
             if call.expected and before not in call.expected and not _is_ours(call, before, limits):
-                return Refused(None, before)
+                return WriteRefused(None, before)
     except DeviceError as error:
         return refusal(error)
     return device.write_verified(call.value, before, call.sure, call.others)
@@ -227,7 +227,7 @@ class GpuWorker:
         self._guard = threading.Lock()
         self._wake = Wake(os.EFD_SEMAPHORE)  # once for each call, and once for the end
         self._urgent: deque[Read | Write] = deque()
-        self._reads: dict[Reading, list[int]] = {}
+        self._reads: dict[ReadingMade, list[int]] = {}
         self._waiting = 0
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"gpu-{uuid[:12]}", daemon=True)
@@ -330,14 +330,14 @@ class GpuWorker:
         try:
             if isinstance(call, Write):
                 return self._write(call)
-            if call.reading in (Reading.CONTROL, Reading.LIMITS):
+            if call.reading in (ReadingMade.CONTROL, ReadingMade.LIMITS):
                 control = call.control or Control.POWER_LIMIT
-                if call.reading is Reading.LIMITS:
+                if call.reading is ReadingMade.LIMITS:
                     return self._nvml.control_range(self._handle, control)
                 return read_settled(partial(self._nvml.read_control, self._handle, control))
-            if call.reading is Reading.CLOCKS:
+            if call.reading is ReadingMade.CLOCKS:
                 return self._supported_clocks()
-            if call.reading is Reading.PIDS:
+            if call.reading is ReadingMade.PIDS:
                 return self._list()
             return _READERS[call.reading](self._nvml, self._handle)
         except DeviceError as error:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from zeus_ipc.charging import BOUNDS, Bounds
-from zeus_ipc.replies import Estimate, GpuTotal, LedgerTotal
-from zeusd.energy.accountant import Row, Settlement
+from zeus_ipc.charging import BOUNDS, ChargeBasis
+from zeus_ipc.replies import EstimatedEnergy, GpuTotal, LedgerTotal
+from zeusd.energy.accountant import ChargeRow, Settlement
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.store import Estimates
 
@@ -54,7 +54,7 @@ class Workloads:
                     self._begin(name, t_ns)
                 else:
                     known.seen_ns = t_ns
-                    known.parts.setdefault(key.method, Row()).add(row)
+                    known.parts.setdefault(key.method, ChargeRow()).add(row)
 
     def holding(self, accounts: Iterable[Account], t_ns: int) -> None:
         """Adds counters for present holders, so that each is seen to start at 0."""
@@ -81,7 +81,7 @@ def _name(account: Account) -> Name:
     return account.kind, account.name, account.uid
 
 
-def total_of(kind: str, name: str, uid: int, row: Row, parts: Estimates) -> LedgerTotal:
+def total_of(kind: str, name: str, uid: int, row: ChargeRow, parts: Estimates) -> LedgerTotal:
     """The counter of one account."""
     total = LedgerTotal(
         kind=kind,
@@ -93,21 +93,21 @@ def total_of(kind: str, name: str, uid: int, row: Row, parts: Estimates) -> Ledg
         upper_uj=row.upper_uj,
     )
     estimates = [
-        Estimate(
+        EstimatedEnergy(
             method=method.value,
             energy_uj=one.active_uj + one.idle_uj,
             lower_uj=one.lower_uj,
             upper_uj=one.upper_uj,
         )
         for method, one in parts.items()
-        if BOUNDS[method] is not Bounds.EXACT
+        if BOUNDS[method] is not ChargeBasis.EXACT
     ]
     return total.model_copy(update={"estimates": estimates}) if estimates else total
 
 
-def sum_of(rows: Iterable[Row]) -> Row:
+def sum_of(rows: Iterable[ChargeRow]) -> ChargeRow:
     """The sum of rows."""
-    found = Row()
+    found = ChargeRow()
     for row in rows:
         found.add(row)
     return found

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from zeus_ipc.processes import peer_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.server import descriptors
-from zeusd.server.connection import Connection
+from zeusd.server.connection import ClientConnection
 from zeusd.server.fairness import Turns
 from zeusd.server.reports import Reports
 from zeusd.server.subuids import SubordinateUids
@@ -48,10 +48,10 @@ class Acceptor:
     def __init__(
         self,
         reactor: Reactor,
-        turns: Turns[Connection],
+        turns: Turns[ClientConnection],
         reports: Reports,
         closer: descriptors.Closer,
-        accepted: Callable[[Connection], None],
+        accepted: Callable[[ClientConnection], None],
         soon: Callable[[], None],
         maximum: int,
     ) -> None:
@@ -141,5 +141,5 @@ class Acceptor:
         self._number += 1
         self.open += 1
         engine = ZmtpEngine(role)
-        self._accepted(Connection(self._number, stream, user, uid, engine, now_ns, guarded))
+        self._accepted(ClientConnection(self._number, stream, user, uid, engine, now_ns, guarded))
         return True

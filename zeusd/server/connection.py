@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from zeusd.server import descriptors
-from zeusd.server.fairness import User
+from zeusd.server.fairness import UserShare
 from zeusd.server.visibility import Unusable
 from zeusd.server.zmtp import READ_BYTES, ZmtpEngine
 
@@ -26,7 +26,7 @@ class Sent(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ClientConnection:
     """An accepted connection.
 
     Attributes:
@@ -43,7 +43,7 @@ class Connection:
 
     number: int
     stream: socket.socket
-    user: User[Connection]
+    user: UserShare[ClientConnection]
     uid: int
     engine: ZmtpEngine
     accepted_ns: int

@@ -66,7 +66,7 @@ IDLE_NS = 60_000_000_000
 
 
 @dataclass(slots=True, eq=False)
-class User(Generic[T]):
+class UserShare(Generic[T]):
     """One user's connections, token buckets and counts of refusals."""
 
     uid: int
@@ -99,9 +99,9 @@ class Turns(Generic[T]):
 
     def __init__(self, limits: Limits) -> None:
         self.configure(limits)
-        self._users: dict[int, User[T]] = {}
-        self._runnable: deque[User[T]] = deque()
-        self._parked: list[tuple[int, int, User[T]]] = []
+        self._users: dict[int, UserShare[T]] = {}
+        self._runnable: deque[UserShare[T]] = deque()
+        self._parked: list[tuple[int, int, UserShare[T]]] = []
         self._number = 0
 
     def configure(self, limits: Limits) -> None:
@@ -111,16 +111,16 @@ class Turns(Generic[T]):
         self._burst_bytes = max(float(MIN_BURST_BYTES), limits.bytes_per_second * BURST_S)
 
     @property
-    def users(self) -> list[User[T]]:
+    def users(self) -> list[UserShare[T]]:
         """All users with a present or recent connection."""
         return list(self._users.values())
 
-    def user(self, uid: int, now_ns: int) -> User[T]:
+    def user(self, uid: int, now_ns: int) -> UserShare[T]:
         """The state of a user."""
         user = self._users.get(uid)
         if user is None:
             self._drop_idle(now_ns)
-            user = self._users[uid] = User(uid)
+            user = self._users[uid] = UserShare(uid)
             user._filled_ns = user._accepted_ns = user._fault_ns = now_ns
             user._requests, user._bytes = self._burst_requests, self._burst_bytes
             user._accepts = float(self.limits.connections)
@@ -128,7 +128,7 @@ class Turns(Generic[T]):
 
     # ------------------------------------------------------------------------------- connections
 
-    def admit(self, user: User[T], now_ns: int) -> str | None:
+    def admit(self, user: UserShare[T], now_ns: int) -> str | None:
         """Counts a new connection, or returns why it is refused."""
         limits = self.limits
         user._accepts = min(
@@ -153,7 +153,7 @@ class Turns(Generic[T]):
         user.handshakes += 1
         return None
 
-    def fault(self, user: User[T], now_ns: int) -> None:
+    def fault(self, user: UserShare[T], now_ns: int) -> None:
         """Counts a connection that broke a rule."""
         user.faults += 1
         forgiven = (now_ns - user._fault_ns) * 1e-9 * FORGIVEN_PER_SECOND
@@ -162,13 +162,13 @@ class Turns(Generic[T]):
         if user._recent_faults >= MAX_FAULTS:
             user._shut_until_ns = now_ns + PENALTY_NS
 
-    def charge(self, user: User[T], requests: float) -> None:
+    def charge(self, user: UserShare[T], requests: float) -> None:
         """Counts what zeusd did for a user besides reading its connections."""
         user._requests -= requests
 
     # -------------------------------------------------------------------------------------- turns
 
-    def add(self, user: User[T], connection: T) -> None:
+    def add(self, user: UserShare[T], connection: T) -> None:
         """Queues a connection with data to read. Add it only once until it was read."""
         user._readable.append(connection)
         if not user._runnable:
@@ -193,7 +193,9 @@ class Turns(Generic[T]):
             return 0
         return self._parked[0][0] if self._parked else None
 
-    def _turn(self, user: User[T], now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> None:
+    def _turn(
+        self, user: UserShare[T], now_ns: int, read: Callable[[T], tuple[Cost, bool]]
+    ) -> None:
         limits, passed_s = self.limits, (now_ns - user._filled_ns) * 1e-9
         user._filled_ns = now_ns
         user._requests = min(
@@ -216,7 +218,7 @@ class Turns(Generic[T]):
         else:
             self._runnable.append(user)
 
-    def _park(self, user: User[T], now_ns: int) -> None:
+    def _park(self, user: UserShare[T], now_ns: int) -> None:
         limits = self.limits
         wait_s = max(
             (REFILL - user._requests) / limits.requests_per_second,

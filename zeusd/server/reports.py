@@ -19,7 +19,7 @@ EVERY_NS = 60_000_000_000
 
 
 @dataclass(slots=True)
-class _User:
+class _UserReport:
     """The pending report of a user.
 
     Attributes:
@@ -40,7 +40,7 @@ class Reports:
     ) -> None:
         self._clock_ns = clock_ns
         self._every_ns = every_ns
-        self._users: dict[int, _User] = {}
+        self._users: dict[int, _UserReport] = {}
         self._changed = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
@@ -49,7 +49,7 @@ class Reports:
     def add(self, uid: int, event: str, text: str) -> None:
         """Reports an event to the administrator."""
         with self._changed:
-            user = self._users.setdefault(uid, _User())
+            user = self._users.setdefault(uid, _UserReport())
             if user.event:
                 user.left_out += 1
             else:
@@ -84,7 +84,7 @@ class Reports:
                     continue
                 said = [(uid, user.event, user.text, user.left_out) for uid, user in due.items()]
                 for uid in due:
-                    self._users[uid] = _User(now_ns + self._every_ns)
+                    self._users[uid] = _UserReport(now_ns + self._every_ns)
             for one in said:
                 _write(*one)
 

@@ -24,10 +24,10 @@ from zeus_ipc.zmtp import ProtocolError
 from zeusd.core.model import Peer
 from zeusd.runtime.processes import NoSuchPeer, identify_peer
 from zeusd.runtime.reactor import Alarm, Reactor
-from zeusd.runtime.sources import Sample, describe_sample
+from zeusd.runtime.sources import TickReading, describe_sample
 from zeusd.server import decoding, descriptors
 from zeusd.server.acceptor import Acceptor
-from zeusd.server.connection import Connection, Sent
+from zeusd.server.connection import ClientConnection, Sent
 from zeusd.server.fairness import Cost, Limits, Turns
 from zeusd.server.reports import Reports
 from zeusd.server.stream import Topics
@@ -35,8 +35,8 @@ from zeusd.server.visibility import unusable
 from zeusd.server.zmtp import (
     Cancel,
     Event,
-    Message,
-    Ready,
+    HandshakeDone,
+    RequestFrame,
     Role,
     Subscribe,
     ZmtpState,
@@ -72,7 +72,7 @@ _ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _READING = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 
-class Application(Protocol):
+class RequestHandler(Protocol):
     """Serves the requests."""
 
     def peer_opened(self, peer: Peer, pidfd: int) -> None:
@@ -96,7 +96,7 @@ class Server:
 
     def __init__(self, reactor: Reactor, limits: Limits, max_connections: int) -> None:
         self._reactor = reactor
-        self._turns: Turns[Connection] = Turns(limits)
+        self._turns: Turns[ClientConnection] = Turns(limits)
         self._reports = Reports()
         self._closer = descriptors.Closer(self._closed_on_thread)
         self._acceptor = Acceptor(
@@ -109,8 +109,8 @@ class Server:
             max_connections,
         )
         self._topics = Topics(self._send)
-        self._connections: dict[int, Connection] = {}
-        self._young: deque[Connection] = deque()
+        self._connections: dict[int, ClientConnection] = {}
+        self._young: deque[ClientConnection] = deque()
         self._limited_ns: dict[int, int] = {}
         self._all_waiting = 0
         self._scheduled = False
@@ -118,12 +118,12 @@ class Server:
         self._serving = False
         self._reading = False
         self._topics_changed = False
-        self._application: Application
+        self._application: RequestHandler
         self._stream: Callable[[frozenset[str]], None]
 
     # --------------------------------------------------------------------------------- lifecycle
 
-    def attach(self, application: Application, stream: Callable[[frozenset[str]], None]) -> None:
+    def attach(self, application: RequestHandler, stream: Callable[[frozenset[str]], None]) -> None:
         """Sets the application, and the callback that receives the sources with subscribers."""
         self._application = application
         self._stream = stream
@@ -166,7 +166,7 @@ class Server:
         if connection is not None:
             self._turns.charge(connection.user, cpu_ns / REQUEST_NS)
 
-    def publish(self, name: str, sample: Sample) -> None:
+    def publish(self, name: str, sample: TickReading) -> None:
         """Sends a sample to those who subscribe to its source."""
         topic = name.encode()
         if self._topics.wanted(topic):
@@ -188,7 +188,7 @@ class Server:
             if user.limited_ns or user.waiting or user.refused or user.faults
         ]
 
-    def _send(self, connection: Connection, data: bytes) -> None:
+    def _send(self, connection: ClientConnection, data: bytes) -> None:
         before = connection.waiting
         outcome = connection.send(data)
         if outcome is Sent.ALL and not before:
@@ -199,7 +199,7 @@ class Server:
         ):
             self._fault(connection, "does not read its replies")
 
-    def _sent(self, connection: Connection, before: int, outcome: Sent) -> None:
+    def _sent(self, connection: ClientConnection, before: int, outcome: Sent) -> None:
         self._all_waiting += connection.waiting - before
         if outcome is Sent.WAITING and not before:
             self._reactor.modify(connection.stream.fileno(), _READING | select.EPOLLOUT)
@@ -210,13 +210,13 @@ class Server:
 
     # -------------------------------------------------------------------------------- connections
 
-    def _accepted(self, connection: Connection) -> None:
+    def _accepted(self, connection: ClientConnection) -> None:
         self._connections[connection.number] = connection
         self._young.append(connection)
         self._reactor.add(connection.stream.fileno(), _READING, partial(self._on_event, connection))
         self._send(connection, connection.engine.data_to_send())
 
-    def _on_event(self, connection: Connection, mask: int) -> None:
+    def _on_event(self, connection: ClientConnection, mask: int) -> None:
         if connection.waiting and mask & (select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR):
             before = connection.waiting
             self._sent(connection, before, connection.flush())
@@ -226,7 +226,7 @@ class Server:
                 connection.hung_up = True
             self._readable(connection)
 
-    def _fault(self, connection: Connection, rule: str) -> None:
+    def _fault(self, connection: ClientConnection, rule: str) -> None:
         """Closes a connection that broke a rule of the protocol, without a reply (see `zmtp`)."""
         if connection.closed:
             return
@@ -237,7 +237,7 @@ class Server:
         self._reports.add(user.uid, "protocol_error", text)
         self._close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: ClientConnection) -> None:
         if connection.closed:
             return
         connection.closed = True
@@ -258,10 +258,10 @@ class Server:
             self._application.peer_closed(connection.number)
 
     def _closed_on_thread(self, connection: object) -> None:
-        if isinstance(connection, Connection):
+        if isinstance(connection, ClientConnection):
             self._reactor.post(lambda: self._ended(connection))
 
-    def _ended(self, connection: Connection) -> None:
+    def _ended(self, connection: ClientConnection) -> None:
         connection.user.connections -= 1
         self._acceptor.open -= 1
 
@@ -284,7 +284,7 @@ class Server:
 
     # ----------------------------------------------------------------------------------- reading
 
-    def _readable(self, connection: Connection) -> None:
+    def _readable(self, connection: ClientConnection) -> None:
         if not connection.queued and not connection.closed:
             connection.queued = True
             self._turns.add(connection.user, connection)
@@ -320,7 +320,7 @@ class Server:
         else:
             self._alarm.set(due_ns, now_ns)
 
-    def _read(self, connection: Connection) -> tuple[Cost, bool]:
+    def _read(self, connection: ClientConnection) -> tuple[Cost, bool]:
         """Reads a connection once. Returns the cost, also after an error, and whether there is
         more to read."""
         if connection.closed:
@@ -349,7 +349,7 @@ class Server:
                 if event is None:
                     connection.queued = not connection.drained
                     return Cost(0.25, size), connection.queued
-            if type(event) is Message:
+            if type(event) is RequestFrame:
                 self._request(connection, event.body)
             else:
                 self._handle(connection, event)
@@ -371,20 +371,20 @@ class Server:
             self._reading = False
         return Cost(1.0), False
 
-    def _is_over(self, connection: Connection) -> bool:
+    def _is_over(self, connection: ClientConnection) -> bool:
         """Whether its process has exited, and nobody waits for what it asked last."""
         if connection.identified and self._application.has_exited(connection.number):
             connection.after_exit += 1
         return connection.after_exit > MAX_AFTER_EXIT
 
-    def _handle(self, connection: Connection, event: Event) -> None:
+    def _handle(self, connection: ClientConnection, event: Event) -> None:
         """Handles an event other than a request."""
         match event:
             case Subscribe():
                 self._topics_changed |= self._topics.subscribe(connection, event.topic)
             case Cancel():
                 self._topics_changed |= self._topics.cancel(connection, event.topic)
-            case Ready():
+            case HandshakeDone():
                 connection.user.handshakes -= 1
                 if connection.engine.role is Role.ROUTER:
                     self._identify(connection)
@@ -392,7 +392,7 @@ class Server:
         if answer and not connection.closed:
             self._send(connection, answer)
 
-    def _request(self, connection: Connection, body: bytes) -> None:
+    def _request(self, connection: ClientConnection, body: bytes) -> None:
         try:
             request = decoding.decode(body)
             refusal = connection.refusal
@@ -408,7 +408,7 @@ class Server:
             return
         self._application.request(connection.number, request)
 
-    def _identify(self, connection: Connection) -> None:
+    def _identify(self, connection: ClientConnection) -> None:
         """Identifies the peer through the kernel."""
         connection.refusal = unusable(connection.stream)
         if connection.refusal is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zeus_ipc.zmtp import ProtocolError
-from zeusd.server.connection import Connection
+from zeusd.server.connection import ClientConnection
 from zeusd.server.zmtp import MAX_TOPIC_BYTES, publication
 
 MAX_TOPICS = 256
@@ -21,16 +21,16 @@ MAX_WAITING_BYTES = 64 * 1024
 class Topics:
     """The subscriptions."""
 
-    def __init__(self, send: Callable[[Connection, bytes], None]) -> None:
+    def __init__(self, send: Callable[[ClientConnection, bytes], None]) -> None:
         self._send = send
-        self._subscribers: dict[bytes, set[Connection]] = {}
+        self._subscribers: dict[bytes, set[ClientConnection]] = {}
 
     @property
     def names(self) -> frozenset[str]:
         """All topics with a subscriber that may be a source's name."""
         return frozenset(topic.decode("latin-1") for topic in self._subscribers)
 
-    def subscribe(self, connection: Connection, topic: bytes) -> bool:
+    def subscribe(self, connection: ClientConnection, topic: bytes) -> bool:
         """Adds a subscription. Returns whether it is the topic's first.
 
         libzmq repeats a subscription but cancels it once, so repeating one changes nothing.
@@ -47,7 +47,7 @@ class Topics:
         subscribers.add(connection)
         return len(subscribers) == 1
 
-    def cancel(self, connection: Connection, topic: bytes) -> bool:
+    def cancel(self, connection: ClientConnection, topic: bytes) -> bool:
         """Removes a subscription. Returns whether it was the topic's last."""
         if topic not in connection.topics:
             return False
@@ -58,7 +58,7 @@ class Topics:
             del self._subscribers[topic]
         return not subscribers
 
-    def leave(self, connection: Connection) -> bool:
+    def leave(self, connection: ClientConnection) -> bool:
         """Removes all subscriptions of a connection. Returns whether one was a topic's last."""
         lasts = [self.cancel(connection, topic) for topic in list(connection.topics)]
         return any(lasts)

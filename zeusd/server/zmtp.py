@@ -47,14 +47,14 @@ class ZmtpState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class HandshakeDone:
     """The handshake is complete."""
 
     socket_type: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RequestFrame:
     """A request: the one frame of a message, without REQ's delimiter."""
 
     body: bytes
@@ -79,7 +79,7 @@ class Ignored:
     """A command without an effect for the caller: a PING (answered), a PONG, an unknown one."""
 
 
-Event: TypeAlias = Ready | Message | Subscribe | Cancel | Ignored
+Event: TypeAlias = HandshakeDone | RequestFrame | Subscribe | Cancel | Ignored
 
 MAX_TOPIC_BYTES = 96
 """Longest topic: a GPU's UUID."""
@@ -226,7 +226,7 @@ class ZmtpEngine:
             if self._req and not self._delimited:
                 raise ProtocolError("REQ without delimiter")
             self._delimited = False
-            return Message(body)
+            return RequestFrame(body)
         # Subscriptions of ZMTP 3.0, and of an XSUB of any version.
         if not body or body[0] > 1:
             raise ProtocolError("message to a publisher")
@@ -265,7 +265,7 @@ class ZmtpEngine:
         if self.role is Role.ROUTER:
             ready += metadata(b"Identity", b"")
         self._out.append(command(b"READY", ready))
-        return Ready(kind)
+        return HandshakeDone(kind)
 
 
 def _properties(data: bytes) -> dict[bytes, bytes]:

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from pydantic.fields import FieldInfo
 
 from zeusctl import entities, reports
-from zeusctl.columns import Column, Metric
+from zeusctl.columns import Column, ExporterMetric
 
 from .markdown import code, heading, paragraphs, prose, table
 from .sources import facts, meanings
@@ -33,7 +33,7 @@ def parts() -> list[type[Any]]:
         for one in {**vars(entities), **vars(reports)}.values()
         if isinstance(one, type)
         and dataclasses.is_dataclass(one)
-        and not issubclass(one, reports.Report)
+        and not issubclass(one, reports.ReportHeader)
     ]
 
 
@@ -49,11 +49,13 @@ def page() -> str:
         for name, one in reports.REPORTS.items()
     ]
     found += table(("schema", "printed by", "JSON schema"), rows)
-    found += heading(2, "In every report") + _fields(reports.Report)
+    found += heading(2, "In every report") + _fields(reports.ReportHeader)
     for name, one in reports.REPORTS.items():
         found += heading(2, f"zeusctl.{name}/1", _anchor(one))
         found += paragraphs(one.__doc__ or "") + "\n"
-        found += _fields(one, without={one.name for one in dataclasses.fields(reports.Report)})
+        found += _fields(
+            one, without={one.name for one in dataclasses.fields(reports.ReportHeader)}
+        )
     found += heading(2, "Parts")
     for part in parts():
         found += heading(3, part.__name__, _anchor(part)) + paragraphs(part.__doc__ or "") + "\n"
@@ -73,6 +75,6 @@ def _fields(kind: type[Any], without: Set[str] = frozenset()) -> str:
     for name, one in columns.items():
         shown = one.metadata.get("column", Column())
         known = facts(name, FieldInfo.from_annotation(hints[name]), reports.__name__)
-        metric = code(Metric.parse(shown.metric).name) if shown.metric else ""
+        metric = code(ExporterMetric.parse(shown.metric).name) if shown.metric else ""
         rows.append((code(name), known.kind, prose(docs.get(name, "")), shown.heading, metric))
     return table(("field", "type", "meaning", "heading", "metric"), rows)

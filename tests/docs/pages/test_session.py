@@ -49,7 +49,8 @@ def node(tmp_path: Path) -> Iterator[RunningDaemon]:
         def busy() -> bool:
             states = client.state(uuids)
             clocks = [states[uuid].gpu_clock_mhz or 0 for uuid in uuids]
-            return clocks[0] < 900 and min(clocks) > 700
+            limited_ms = [states[uuid].limited_ms.get("power", 0) for uuid in uuids]
+            return clocks[0] < 900 and min(clocks) > 700 and min(limited_ms) > 9950  # of 10 s
 
         wait_for(busy, "the job")
         yield daemon

@@ -31,7 +31,7 @@ from zeus.monitor.power_streaming import (
 from zeus_ipc.client import Client
 from zeus_ipc.replies import CpuInfo, NodeInfo, WindowEnergies
 from zeusd import embed
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import CallOutcome, DeviceError
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.nodes import OpenedNode
 
@@ -172,7 +172,7 @@ def test_without_a_daemon_a_refused_change_says_what_is_missing(
     nvml = SimulatedBackend("v100:setter_ms=0")
 
     def refuse(*arguments: object) -> None:
-        raise DeviceError(Outcome.DENIED, "setter", "insufficient permissions", 4)
+        raise DeviceError(CallOutcome.DENIED, "setter", "insufficient permissions", 4)
 
     monkeypatch.setattr(nvml, "set_power_limit", refuse)
     client: Client = embed.connect(

@@ -22,7 +22,7 @@ from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import (
     INSTRUCTIONS,
     InstructionProfile,
-    Row,
+    ProfileMeasurement,
     write_profile,
 )
 
@@ -141,7 +141,7 @@ def test_a_zero_bubble_schedule_with_the_whole_iteration(tmp_path: Path) -> None
         for name, parts in (("forward", ["forward"]), ("backward", ["_input", "_weight"])):
             for part in parts:
                 rows += [
-                    Row(
+                    ProfileMeasurement(
                         stage,
                         name + part.removeprefix("forward"),
                         one.frequency,
@@ -150,7 +150,7 @@ def test_a_zero_bubble_schedule_with_the_whole_iteration(tmp_path: Path) -> None
                     )
                     for one in whole.options(stage, name)
                 ]
-        rows.append(Row(stage, "all_reduce", 0, 0.05, 6.0))
+        rows.append(ProfileMeasurement(stage, "all_reduce", 0, 0.05, 6.0))
     write_profile(rows, tmp_path / "split.csv")
     asked = ["--inst-profile", str(tmp_path / "split.csv"), "--output-dir", str(tmp_path / "plans")]
     asked += ["--schedule", "zb-h1", "--num-stages", "2", "--num-mbs", "4", "--points", "5"]
@@ -256,7 +256,7 @@ def test_the_code_on_the_page_runs(
     page = ROOT / "docs/train/pipeline_frequency.md"
     profile = InstructionProfile.read(PROFILE).pick([0, 1, 2, 7])
     rows = [
-        Row(stage, name, option.frequency, option.time_s, option.energy_j)
+        ProfileMeasurement(stage, name, option.frequency, option.time_s, option.energy_j)
         for stage in range(4)
         for name in INSTRUCTIONS
         for option in profile.options(stage, name)

@@ -7,7 +7,11 @@ import pytest
 
 from tests.zeus.pipeline_frequency.toys import measured
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Row, write_profile
+from zeus.optimizer.pipeline_frequency.profile import (
+    InstructionProfile,
+    ProfileMeasurement,
+    write_profile,
+)
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 GOOD = "0,forward,1410,0.05,20\n0,backward,1410,0.1,40\n0,forward,1395,0.051,19\n"
@@ -36,7 +40,7 @@ def test_the_published_profiles_are_whole() -> None:
 def test_ranks_of_one_stage_are_joined(tmp_path: Path) -> None:
     """The slowest rank's time, as the others wait for it; the mean energy of one GPU."""
     rows = [
-        Row(0, name, 1410, 0.05 + 0.01 * tp, 20.0 + 10 * tp, tp, 0, 0, tp)
+        ProfileMeasurement(0, name, 1410, 0.05 + 0.01 * tp, 20.0 + 10 * tp, tp, 0, 0, tp)
         for name in ("forward", "backward")
         for tp in (0, 1)
     ]
@@ -53,15 +57,19 @@ def test_ranks_of_one_stage_are_joined(tmp_path: Path) -> None:
 
 
 def test_writing_keeps_every_digit_and_leaves_no_other_file(tmp_path: Path) -> None:
-    rows = [Row(0, name, 1410, 0.1 / 3, 20 / 3) for name in ("forward", "backward")]
+    rows = [ProfileMeasurement(0, name, 1410, 0.1 / 3, 20 / 3) for name in ("forward", "backward")]
     write_profile(rows, tmp_path / "p.csv")
     assert InstructionProfile.read(tmp_path / "p.csv").options(0, "forward")[0].time_s == 0.1 / 3
     assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
 
 
 def test_chunks_have_rows_of_their_own(tmp_path: Path) -> None:
-    rows = [Row(0, n, 1410, 0.05, 20, chunk=c) for n in ("forward", "backward") for c in (0, 1)]
-    rows.append(Row(0, "forward", 1395, 0.06, 15, chunk=1))
+    rows = [
+        ProfileMeasurement(0, n, 1410, 0.05, 20, chunk=c)
+        for n in ("forward", "backward")
+        for c in (0, 1)
+    ]
+    rows.append(ProfileMeasurement(0, "forward", 1395, 0.06, 15, chunk=1))
     write_profile(rows, tmp_path / "p.csv")
     profile = InstructionProfile.read(tmp_path / "p.csv")
     assert len(profile.options(0, "forward", 0)) == 1

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
-from zeus.optimizer.power_limit.core import Core
+from zeus.optimizer.power_limit.core import SearchProcess
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.leader import Leader
-from zeus.optimizer.power_limit.messages import Choose, Hello, Message, Piece
+from zeus.optimizer.power_limit.messages import Choose, Message, Piece, RankHello
 from zeus.optimizer.power_limit.ranks import Ranks
 from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.optimizer.power_limit.settings import Setting
@@ -59,8 +59,8 @@ class Shell:
         self.told: list[Message] = []
         self.open: tuple[int, float, set[int]] | None = None
         self.now_s = 0.0
-        hello = Hello(gpus=["GPU"], min_mw=LIMITS[-1], max_mw=HIGHEST)
-        self.core = Core(self, hello, 1, warmup_steps, 8, adaptive)
+        hello = RankHello(gpus=["GPU"], min_mw=LIMITS[-1], max_mw=HIGHEST)
+        self.core = SearchProcess(self, hello, 1, warmup_steps, 8, adaptive)
         self.core.begin()
 
     def step(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import ALLOWANCE, choose
-from zeus.optimizer.power_limit.estimates import LimitCurve, LimitEstimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitCurve, LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.planner import costs_of
 from zeus.optimizer.power_limit.review import Review
 from zeus.optimizer.power_limit.selectors import (
@@ -61,7 +61,7 @@ class Job:
     def energy_j(self, limit_mw: int) -> float:
         return self.time_s(limit_mw) * min(self.natural_w, 0.97 * limit_mw / 1000)
 
-    def run(self, limit_mw: int, steps: int) -> Sample:
+    def run(self, limit_mw: int, steps: int) -> SettingSample:
         seconds = joules = 0.0
         begin = self.position
         for _ in range(steps):
@@ -74,7 +74,7 @@ class Job:
                 seconds += self.interruption_s
                 joules += 50 * self.interruption_s
             self.position += 1
-        return Sample(limit_mw, steps, joules, seconds, 0.5, begin + steps / 2)
+        return SettingSample(limit_mw, steps, joules, seconds, 0.5, begin + steps / 2)
 
 
 DISTURBED = {
@@ -98,7 +98,7 @@ def searching(selector: OptimumSelector) -> Adaptive:
 
 def chosen(search: Adaptive, job: Job, selector: OptimumSelector, current: int = 0) -> int:
     """Runs a search to its end. Returns its choice, mW."""
-    late: list[Sample] = []
+    late: list[SettingSample] = []
     trial = search.next(current, job.position)
     while trial is not None or late:
         assert job.position < 2000, "the search does not end"
@@ -167,10 +167,10 @@ def test_a_limit_far_above_what_a_job_draws_is_not_tried(selector: OptimumSelect
 # ----------------------------------------------------------------------------------------- review
 
 
-def stay(limit_mw: int, position: int, *step_s: float) -> list[Sample]:
+def stay(limit_mw: int, position: int, *step_s: float) -> list[SettingSample]:
     """Pieces of five steps each."""
     return [
-        Sample(limit_mw, 5, 100.0, 5 * one, 0.0, position + 5 * at + 2.5)
+        SettingSample(limit_mw, 5, 100.0, 5 * one, 0.0, position + 5 * at + 2.5)
         for at, one in enumerate(step_s)
     ]
 

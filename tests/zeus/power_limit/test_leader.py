@@ -13,7 +13,7 @@ import pytest
 from tests.zeus.power_limit.simulated_job import HIGH, LOW, MAX_Q, MakeJob, most_steps
 from zeus.optimizer.power_limit import Energy, Time, ZeusCost
 from zeus.optimizer.power_limit.leader import Leader
-from zeus.optimizer.power_limit.messages import Choose, Hello, Piece, Trouble, Try
+from zeus.optimizer.power_limit.messages import Choose, Piece, RankHello, Trouble, Try
 from zeus.optimizer.power_limit.profile import load
 from zeus.optimizer.power_limit.search import Exhaustive
 from zeus.optimizer.power_limit.settings import Setting
@@ -263,7 +263,7 @@ def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
         return found
 
     for rank in (0, 1):
-        lead.take(rank, Hello(gpus=["GPU"], min_mw=LOW, max_mw=HIGH))
+        lead.take(rank, RankHello(gpus=["GPU"], min_mw=LOW, max_mw=HIGH))
     high = command()
     for index in (0, 1):  # rank 0 cuts the piece in two
         lead.ran(high, index, 2)
@@ -288,7 +288,7 @@ def test_pieces_that_are_lost_together_take_one_decision(monkeypatch: pytest.Mon
     """A decision takes milliseconds of the training's thread."""
     search = SettingsSearch(lambda _: Exhaustive([HIGH, LOW], 1, 20))
     lead = Leader(1, lambda _: search, lambda found, _: found[0], lambda *_: None)
-    lead.take(0, Hello(gpus=["GPU"], min_mw=LOW, max_mw=HIGH))
+    lead.take(0, RankHello(gpus=["GPU"], min_mw=LOW, max_mw=HIGH))
     (high,) = lead.commands()
     for index in range(5):
         lead.ran(high, index, 2)

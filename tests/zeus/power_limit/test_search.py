@@ -9,7 +9,7 @@ import pytest
 
 from zeus.optimizer.power_limit.adaptive import RESTARTS, Adaptive, Choice
 from zeus.optimizer.power_limit.choice import choose
-from zeus.optimizer.power_limit.estimates import Estimates, LimitCurve, Sample
+from zeus.optimizer.power_limit.estimates import Estimates, LimitCurve, SettingSample
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.search import Exhaustive, Search, expected_steps
 from zeus.optimizer.power_limit.selectors import (
@@ -45,13 +45,13 @@ class Job:
     def energy_j(self, limit_mw: int) -> float:
         return self.time_s(limit_mw) * self.power_w(limit_mw)
 
-    def run(self, limit_mw: int, steps: int) -> Sample:
+    def run(self, limit_mw: int, steps: int) -> SettingSample:
         seconds = sum(
             self.time_s(limit_mw) * math.exp(self.random.gauss(0, self.noise)) for _ in range(steps)
         )
         self.position += steps
         joules = seconds * self.power_w(limit_mw)
-        return Sample(limit_mw, steps, joules, seconds, 0.5, self.position - steps / 2)
+        return SettingSample(limit_mw, steps, joules, seconds, 0.5, self.position - steps / 2)
 
     def curve(self) -> LimitCurve:
         return LimitCurve(
@@ -83,7 +83,7 @@ def search(searching: Search, job: Job, late: int = 0) -> list[int]:
     in the order they were held.
     """
     held: list[int] = []
-    waiting: list[Sample] = []
+    waiting: list[SettingSample] = []
     current = 0
     trial = searching.next(current, 0)
     while trial is not None or searching.pending:

@@ -21,7 +21,7 @@ from zeus.optimizer.power_limit import (
     MaxSlowdownConstraint,
     OptimumSelector,
 )
-from zeus.optimizer.power_limit.estimates import Sample
+from zeus.optimizer.power_limit.estimates import SettingSample
 from zeus.optimizer.power_limit.leader import Participants
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.search import SearchName
@@ -92,12 +92,12 @@ def test_clocks_are_lowered_until_two_were_no_better() -> None:
     planner = LimitPlanner("adaptive", Energy(), 10, 40, 50_000, None, variants)
     chance = random.Random(3)
 
-    def sampled(held: Setting, steps: int, position: int) -> Sample:
+    def sampled(held: Setting, steps: int, position: int) -> SettingSample:
         mhz = held.graphics_clock or 1900
         seconds = 0.1 * (0.7 + 0.3 * 1900 / mhz) * steps * chance.uniform(0.99, 1.01)
         # Least energy at 1500 MHz; a job of 100 W, which no limit reaches.
         watts = 100 * (0.8 + ((mhz - 1500) / 1000) ** 2) / (0.7 + 0.3 * 1900 / mhz)
-        return Sample(
+        return SettingSample(
             held.power_limit_mw, steps, watts * seconds, seconds, 0.1,
             position - steps / 2, beside=held.beside,
         )  # fmt: skip
@@ -226,7 +226,9 @@ def test_a_late_piece_leaves_no_search_without_the_highest_limit(
         seconds *= chance.uniform(1 - noise, 1 + noise)
         joules = 0.9 * limit_mw / 1000 * seconds
         searching.ran(setting, steps)
-        searching.add(Sample(limit_mw, steps, joules, seconds, 0.1, middle, beside=setting.beside))
+        searching.add(
+            SettingSample(limit_mw, steps, joules, seconds, 0.1, middle, beside=setting.beside)
+        )
 
     while (trial := searching.next(held, position)) is not None:
         if held is not None and trial.setting != held:

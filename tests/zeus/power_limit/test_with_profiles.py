@@ -26,7 +26,7 @@ from zeus.optimizer.power_limit import (
     ZeusCost,
 )
 from zeus.optimizer.power_limit.choice import best
-from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.leader import Participants
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import ProfileFile
@@ -64,14 +64,14 @@ class Job:
         power_w = min(480.0 * self.cheaper[profile], 0.97 * limit_mw / 1000)
         return self.time_s(limit_mw, profile) * power_w
 
-    def run(self, setting: Setting, steps: int) -> Sample:
+    def run(self, setting: Setting, steps: int) -> SettingSample:
         limit_mw, profile = setting.power_limit_mw, setting.of("power_profile")
         self.ran.append((limit_mw, profile))
         off = sum(math.exp(self.random.gauss(0, self.noise)) for _ in range(steps))
         self.position += steps
         found = self.energy_j(limit_mw, profile) * off, self.time_s(limit_mw, profile) * off
         middle = self.position - steps / 2
-        return Sample(limit_mw, steps, *found, 0.5, middle, beside=setting.beside)
+        return SettingSample(limit_mw, steps, *found, 0.5, middle, beside=setting.beside)
 
 
 def planner(
@@ -86,7 +86,7 @@ def search(
 ) -> LimitEstimate:
     """Runs a search to its end, with samples that come a piece late. Returns its choice."""
     searching = planning.begin(participants)
-    late: list[Sample] = []
+    late: list[SettingSample] = []
     current: Setting | None = None
     trial = searching.next(current, job.position)
     while trial is not None or late:

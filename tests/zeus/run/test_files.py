@@ -12,7 +12,7 @@ import pytest
 from zeus.analyze import HistoryEntry
 from zeus.optimizer.power_limit import ProfileError
 from zeus.run import files, read_history
-from zeus.run.files import FileError, PowerProfile
+from zeus.run.files import FileError, PowerByLimit
 from zeus.run.power_json import PowerJson
 
 HISTORY = [
@@ -93,7 +93,7 @@ def test_a_result_of_the_reference_is_read(tmp_path: Path) -> None:
 
 def test_a_profile_has_the_form_of_the_reference(tmp_path: Path) -> None:
     path = tmp_path / "bs8.power.json"
-    profile = PowerProfile(
+    profile = PowerByLimit(
         job_id="rec01+try01",
         train_power={250_000: 200.0, 100_000: 99.5},
         train_throughput={250_000: 10.0, 100_000: 7.0},

@@ -14,13 +14,13 @@ from zeus.serving import requests as requests_module
 from zeus.serving.columns import Updates
 from zeus.serving.ledger import LAG_NS
 from zeus.serving.replay import by_tokens
-from zeus.serving.rows import RequestEnergy, Settlement
+from zeus.serving.rows import ClosedPeriod, RequestEnergy
 from zeus.serving.wire import Arrival, Owner, group_of
 
 TICK_NS = 10**8
 
 
-def _settled(served: Served) -> Settlement:
+def _settled(served: Served) -> ClosedPeriod:
     ledger = Ledger()
     ledger.add_steps(served.steps, served.names)
     ledger.add_updates(served.updates)
@@ -31,7 +31,7 @@ def _joules(rows: list[RequestEnergy]) -> dict[str, float]:
     return {row.request: row.joules for row in rows}
 
 
-def _adds_up(done: Settlement, measured_j: float) -> None:
+def _adds_up(done: ClosedPeriod, measured_j: float) -> None:
     totals = done.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
     assert totals.measured_j == pytest.approx(measured_j, rel=1e-9)
@@ -43,7 +43,7 @@ def _adds_up(done: Settlement, measured_j: float) -> None:
         assert row.prefill_j + row.decode_j + row.shared_j == pytest.approx(row.joules)
 
 
-def _mean_error(done: Settlement, served: Served) -> float:
+def _mean_error(done: ClosedPeriod, served: Served) -> float:
     found = _joules(done.rows)
     mine = np.array([found[name] for name in served.names])
     return float(np.abs(mine / served.true_j - 1).mean())
@@ -333,7 +333,7 @@ def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
     rows += ledger.settle().rows
 
     assert len({row.request for row in rows}) == len(rows) == 100_000
-    _adds_up(Settlement(rows, ledger.totals, None), 30_000.0)
+    _adds_up(ClosedPeriod(rows, ledger.totals, None), 30_000.0)
 
 
 def test_blocks_grow_when_there_are_too_many_rows(monkeypatch):

@@ -18,7 +18,7 @@ from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus.serving.columns import Updates
 from zeus.serving.ledger import Ledger
 from zeus.serving.recorder import Recorder
-from zeus.serving.service import Sensors, Service, StoredWeights
+from zeus.serving.service import SampleReceiver, Service, StoredWeights
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
@@ -85,7 +85,7 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(
         with daemon.client() as client:
             gpu = client.node().gpus[0].uuid
         ledger = Ledger([gpu], prior=WEIGHTS)
-        sensors = Sensors(lambda: Client(daemon.socket), [gpu])
+        sensors = SampleReceiver(lambda: Client(daemon.socket), [gpu])
         path = str(tmp_path / "steps.sock")
         taken: list[float] = []
         updates = ledger.meter.updates

@@ -20,7 +20,7 @@ from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import _all_taken, clock_ranges, power_limits, rounding
-from zeusctl.exercise.report import Rounding, Trial
+from zeusctl.exercise.report import SetTrial, ValueRounding
 from zeusctl.exits import Exit
 from zeusctl.probe.load import BURST_S, kept_up
 from zeusctl.reports import schemas
@@ -46,8 +46,8 @@ def _trials(gpu: dict[str, Any], control: str) -> list[dict[str, Any]]:
 # -------------------------------------------------------------------------------------- the values
 
 
-def _taken(pairs: list[tuple[int, int]]) -> Rounding | None:
-    return rounding([Trial("power_limit", [a], [b], 1.0) for a, b in pairs])
+def _taken(pairs: list[tuple[int, int]]) -> ValueRounding | None:
+    return rounding([SetTrial("power_limit", [a], [b], 1.0) for a, b in pairs])
 
 
 @pytest.mark.parametrize("step", [1, 125, 500, 1000])
@@ -56,7 +56,7 @@ def test_rounding_is_found_exactly(step: int, toward: str) -> None:
     add = {"down": 0, "up": step - 1, "nearest": step // 2}[toward]
     asked = power_limits(100_000, 250_000)
     found = _taken([(mw, (mw + add) // step * step) for mw in asked])
-    assert found == Rounding(step, "exact" if step == 1 else toward)
+    assert found == ValueRounding(step, "exact" if step == 1 else toward)
 
 
 def test_values_stay_within_the_range() -> None:
@@ -67,9 +67,9 @@ def test_values_stay_within_the_range() -> None:
 
 
 def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> None:
-    def trial(error: str | None) -> Trial:
+    def trial(error: str | None) -> SetTrial:
         applied = None if error else [2619, 2619]
-        return Trial("memory_clocks", [2619, 2619], applied, 1.0, error)
+        return SetTrial("memory_clocks", [2619, 2619], applied, 1.0, error)
 
     checks = [
         _all_taken(Control.MEMORY_CLOCKS, [trial(one) for one in errors])

@@ -19,12 +19,12 @@ from zeus_ipc import Client
 from zeus_ipc.errors import DaemonUnavailable, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, UsageSum
 from zeus_ipc.requests import BUCKET_S
-from zeusctl.kubernetes.accounts import Accounts, holdings
+from zeusctl.kubernetes.accounts import PodAccounts, holdings
 from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
 from zeusctl.kubernetes.kubelet import KubeletUnavailable
 from zeusctl.kubernetes.pods import Pod, pod_of
 from zeusctl.kubernetes.watch import PodWatch
-from zeusctl.parts import Devices, Part
+from zeusctl.parts import Devices, GpuPart
 
 GPUS = cast(
     "list[GpuInfo]",
@@ -38,24 +38,24 @@ GPUS = cast(
         for index in range(3)
     ],
 )
-SPLIT = {"MIG-a": Part("GPU-1", 1, 7, 9), "MIG-b": Part("GPU-1", 3, 7, 10)}
+SPLIT = {"MIG-a": GpuPart("GPU-1", 1, 7, 9), "MIG-b": GpuPart("GPU-1", 3, 7, 10)}
 NODE = Devices(GPUS, SPLIT)
 
 
-def held(devices: dict[tuple[str, str], list[str]], *pods: Pod) -> dict[str, list[Part]]:
-    found: dict[str, list[Part]] = {}
+def held(devices: dict[tuple[str, str], list[str]], *pods: Pod) -> dict[str, list[GpuPart]]:
+    found: dict[str, list[GpuPart]] = {}
     for one in holdings(devices, pods, NODE)[0]:
         found.setdefault(one.name, []).append(one.part)
     return {name: sorted(parts, key=lambda part: part.gpu) for name, parts in found.items()}
 
 
 def test_a_pod_holds_whole_gpus_alone() -> None:
-    assert held({("ml", "a"): ["GPU-0", "GPU-2"]}) == {"ml/a": [Part("GPU-0"), Part("GPU-2")]}
+    assert held({("ml", "a"): ["GPU-0", "GPU-2"]}) == {"ml/a": [GpuPart("GPU-0"), GpuPart("GPU-2")]}
 
 
 def test_replicas_are_shares_and_one_pods_count_together() -> None:
     devices = {("ml", "a"): ["GPU-0::0", "GPU-0::3"], ("ml", "b"): ["GPU-0::1"]}
-    assert held(devices) == {"ml/a": [Part("GPU-0", 2)], "ml/b": [Part("GPU-0", 1)]}
+    assert held(devices) == {"ml/a": [GpuPart("GPU-0", 2)], "ml/b": [GpuPart("GPU-0", 1)]}
 
 
 def test_mig_devices_are_slices_of_their_gpu() -> None:
@@ -66,9 +66,12 @@ def test_mig_devices_are_slices_of_their_gpu() -> None:
 def test_a_pod_that_has_ended_holds_nothing_though_kubelet_still_lists_it() -> None:
     ended, next_one = pod_of(a_pod("a", phase="Succeeded")), pod_of(a_pod("b"))
     devices = {("research", "a"): ["GPU-0"], ("research", "b"): ["GPU-0"]}
-    assert held(devices, ended, next_one) == {"research/b": [Part("GPU-0")]}
+    assert held(devices, ended, next_one) == {"research/b": [GpuPart("GPU-0")]}
     # Where the API does not say which has ended, neither has the whole.
-    assert held(devices) == {"research/a": [Part("GPU-0", 1)], "research/b": [Part("GPU-0", 1)]}
+    assert held(devices) == {
+        "research/a": [GpuPart("GPU-0", 1)],
+        "research/b": [GpuPart("GPU-0", 1)],
+    }
 
 
 def test_a_device_that_is_not_here_is_reported_and_charged_to_nobody() -> None:
@@ -135,7 +138,7 @@ class Agent:
         self.known.found = [*pods]
         client = cast("Client", self.zeusd)
         kubelet = cast("KubeletClient", self.kubelet)
-        self.accounts = Accounts(client, [self.known.watch], kubelet, period_s=0)
+        self.accounts = PodAccounts(client, [self.known.watch], kubelet, period_s=0)
 
     def run(self, *script: Callable[[], dict[tuple[str, str], list[str]]]) -> list[str]:
         """Runs the agent for a number of polls; returns its requests to zeusd."""
@@ -207,7 +210,7 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
     with daemon.client() as zeusd:
         whole, split = zeusd.node().gpus
         (small, large) = zeusd.processes(split.uuid)[split.uuid].mig_devices
-        accounts = Accounts(zeusd, [known.watch], KubeletClient(kubelet.path))
+        accounts = PodAccounts(zeusd, [known.watch], KubeletClient(kubelet.path))
         known.found = None  # not known yet: nothing is done
         kubelet.pods = [
             pod_resources("one", [whole.uuid], "ml"),
@@ -229,7 +232,7 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
         assert (found["ml/one"].methods, found["ml/one"].run) == (["allocated"], first.uid)
         assert {*found["ml/two"].methods, *found["web/three"].methods} == {"weights"}
         # A restarted agent, and a kubelet that is away for a while, change nothing.
-        again = Accounts(zeusd, [known.watch], KubeletClient(kubelet.path))
+        again = PodAccounts(zeusd, [known.watch], KubeletClient(kubelet.path))
         again.reconcile()
         kubelet.stop()
         with pytest.raises(KubeletUnavailable, match="mount"):

@@ -14,7 +14,7 @@ from tests.zeusctl.kubernetes.api_server import ApiServer
 from tests.zeusctl.kubernetes.node import NODE, Kubelet, a_slice, claim, field, pod_resources
 from tests.zeusctl.kubernetes.test_accounts import Known, charged
 from tests.zeusctl.kubernetes.test_accounts import daemon as daemon
-from zeusctl.kubernetes.accounts import Accounts
+from zeusctl.kubernetes.accounts import PodAccounts
 from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
 from zeusctl.kubernetes.kubelet import devices_of
 from zeusctl.kubernetes.slices import PAUSE_S, Slices, uuids_of
@@ -110,7 +110,7 @@ def test_pods_are_charged_for_what_they_claim(
         (small, _) = zeusd.processes(split.uuid)[split.uuid].mig_devices
         api.slices = [a_slice(("gpu-0", whole.uuid), ("gpu-1-mig-19-0-1", small.uuid))]
         found = slices(api, [0.0])
-        accounts = Accounts(zeusd, [known.watch], KubeletClient(kubelet.path), found.uuid)
+        accounts = PodAccounts(zeusd, [known.watch], KubeletClient(kubelet.path), found.uuid)
         of_mig = (DRIVER, NODE, "gpu-1-mig-19-0-1", ["k8s.gpu.nvidia.com/claim=1-gpu-1-mig"])
         of_gpu = (DRIVER, NODE, "gpu-0", ["k8s.gpu.nvidia.com/claim=2-gpu-0"])
         of_none = (DRIVER, NODE, "gpu-1-mig-9-4-4", ["k8s.gpu.nvidia.com/claim=3-gpu-1-mig"])

@@ -9,9 +9,9 @@ import pytest
 from tests.zeusctl.kubernetes.node import a_pod, field, pod_resources
 from zeus_ipc.replies import CeilingInfo, GpuInfo, GpuState
 from zeusctl.kubernetes.kubelet import devices_of
-from zeusctl.kubernetes.plan import Plan, condition_of, differences, held, plan
+from zeusctl.kubernetes.plan import CeilingPlan, condition_of, differences, held, plan
 from zeusctl.kubernetes.pods import ANNOTATIONS, milliwatts, pod_of
-from zeusctl.parts import Devices, Part
+from zeusctl.parts import Devices, GpuPart
 
 KEY = ("research", "training")
 
@@ -39,7 +39,7 @@ def gpu(index: int, number: int | None = None, **ceilings: int) -> GpuInfo:
 GPUS = [gpu(0), gpu(1)]
 
 
-def planned(pod: dict[str, Any], *ids: str) -> Plan:
+def planned(pod: dict[str, Any], *ids: str) -> CeilingPlan:
     return plan([pod_of(pod)], {KEY: ids} if ids else {}, GPUS)
 
 
@@ -191,7 +191,7 @@ def test_a_number_counts_only_if_it_is_index_and_device_number() -> None:
     """A GPU was lost, and NVML counts the others again: 0 is the file of 1."""
     node = Devices([gpu(0, number=1), gpu(1, number=2)])
     assert [node.find(name) for name in ("0", "1", "nvidia0")] == [None, None, None]
-    assert node.find("nvidia1") == Part("GPU-0abc")
+    assert node.find("nvidia1") == GpuPart("GPU-0abc")
 
 
 def test_only_what_differs_is_done_and_only_pods_ceilings_are_touched() -> None:
@@ -199,7 +199,7 @@ def test_only_what_differs_is_done_and_only_pods_ceilings_are_touched() -> None:
     one = gpu(0, **{mine.replace("-", "_"): 200, old.replace("-", "_"): 150, "77": 180})
     other = gpu(1, **{mine.replace("-", "_"): 200})
     wanted = {("GPU-0abc", f"job:{mine}"): 200_000, ("GPU-1abc", f"job:{mine}"): 250_000}
-    put, removed = differences(Plan(wanted), held([one, other]))
+    put, removed = differences(CeilingPlan(wanted), held([one, other]))
     assert put == {("GPU-1abc", f"job:{mine}"): 250_000}
     assert removed == [("GPU-0abc", f"job:{old}")]
 

@@ -14,7 +14,7 @@ import pytest
 from tests.snippets import ROOT
 from tests.zeusctl.probe.stand_in import START_NS, probed
 from zeusctl.probe.run import ProbeTiming, probe
-from zeusctl.probe.simulated import SimulatedDriver
+from zeusctl.probe.simulated import ProbedSimulation
 
 HARDWARE = ROOT / "docs" / "reference" / "hardware"
 
@@ -45,7 +45,7 @@ def reports() -> dict[str, str]:
     """Each report's text, by its path below docs/reference/hardware."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         stand_in = probed(Path(folder), patch, A100, plan=ProbeTiming(), load=True)
-    driver = SimulatedDriver("h100-sxm:seed=1")
+    driver = ProbedSimulation("h100-sxm:seed=1")
     simulated = probe(driver, ProbeTiming(calls=1), load_on=driver.load_on)
     return {
         "stand-in/a100-sxm-80.json": stand_in.to_json(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.series import ReadingSeries
 
 MS = 1_000_000
 
@@ -40,9 +40,9 @@ def ticks(
     return sorted(found)
 
 
-def read(times: Sequence[int], updates: Sequence[float], values: Sequence[int]) -> Series:
+def read(times: Sequence[int], updates: Sequence[float], values: Sequence[int]) -> ReadingSeries:
     """The readings at `times` of a sensor that has `values` from its updates on."""
-    series, number = Series(), 0
+    series, number = ReadingSeries(), 0
     for t_ns in times:
         while number + 1 < len(updates) and updates[number + 1] <= t_ns:
             number += 1

@@ -11,7 +11,7 @@ from zeusctl.probe.backend import AmdDriver, is_amd
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
-from zeusctl.probe.simulated import SimulatedDriver
+from zeusctl.probe.simulated import ProbedSimulation
 
 
 def test_a_probe_reads_an_amd_gpu_and_sets_nothing(
@@ -38,7 +38,7 @@ def test_a_probe_reads_an_amd_gpu_and_sets_nothing(
 
 
 def test_a_simulated_amd_node_can_be_probed() -> None:
-    driver = SimulatedDriver("mi300x")
+    driver = ProbedSimulation("mi300x")
     report = probe(driver, ProbeTiming(seconds=4, calls=1), load_on=None)
     assert report.gpus[0].name == "AMD Instinct MI300X"
     assert report.gpus[0].sensors["power_instant_mw"].mean == 140_000

@@ -16,7 +16,7 @@ from tests.zeusctl.probe.synthetic import MS, boxcar, polls, read, ticks
 from zeusd.energy.probed.counter import compare_energy, find_resolution, window_errors
 from zeusd.energy.probed.period import find_period
 from zeusd.energy.probed.sensor import summarize
-from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.series import ReadingSeries
 from zeusd.energy.probed.window import VisibleWindow, find_window
 
 SEEDS = (101, 102, 103)
@@ -100,7 +100,9 @@ def test_a_sensor_that_is_rearmed_each_time_has_a_period_and_no_phase() -> None:
 def test_a_sensor_that_changes_whenever_it_is_read_has_no_period() -> None:
     chance = random.Random(8)
     times = polls(chance, 10.0)
-    assert find_period(Series(zip(times, range(len(times)), strict=True)).changes(), 0) is None
+    assert (
+        find_period(ReadingSeries(zip(times, range(len(times)), strict=True)).changes(), 0) is None
+    )
 
 
 def test_changes_at_random_times_have_no_period() -> None:
@@ -114,7 +116,7 @@ def test_changes_at_random_times_have_no_period() -> None:
 
 
 def test_a_sensor_that_does_not_update_has_no_period() -> None:
-    assert find_period(Series((n * MS, 5) for n in range(1000)).changes(), 0) is None
+    assert find_period(ReadingSeries((n * MS, 5) for n in range(1000)).changes(), 0) is None
 
 
 def _waves(chance: random.Random, begin_ns: int) -> Iterator[tuple[int, int]]:
@@ -189,7 +191,9 @@ def test_a_counter_that_restarts_is_counted_and_not_integrated() -> None:
     times = [n * 10 * MS for n in range(1, 1001)]
     energies = [5 * 10**6 + 70 * n if n < 500 else 70 * (n - 500) for n in range(1000)]
     found = compare_energy(
-        Series(zip(times, energies, strict=True)), Series((t, 7000) for t in times), None
+        ReadingSeries(zip(times, energies, strict=True)),
+        ReadingSeries((t, 7000) for t in times),
+        None,
     )
     assert found is not None
     assert found.restarts == 1
@@ -207,7 +211,9 @@ def test_too_few_different_readings_tell_no_resolution() -> None:
 
 
 def test_the_error_of_counter_differences_over_bursts_is_stated_by_their_length() -> None:
-    counter = Series((n * MS, 100 * 50 * (n // 50)) for n in range(10_000))  # 100 W, each 50 ms
+    counter = ReadingSeries(
+        (n * MS, 100 * 50 * (n // 50)) for n in range(10_000)
+    )  # 100 W, each 50 ms
     bursts = [(n * MS + 100, (n + 1000) * MS + 100) for n in range(200, 8000, 1009)]
     bursts += [(n * MS + 100, (n + 20) * MS + 100) for n in range(8010, 9800, 31)]
     plateau = VisibleWindow(50, 1, 0, 10, 100, unexplained_w=2, updates=100)

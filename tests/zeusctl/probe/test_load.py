@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from zeusctl.probe import main
-from zeusctl.probe.backend import Driver
+from zeusctl.probe.backend import ProbedNode
 from zeusctl.probe.driver import CallError, Question
 from zeusctl.probe.load import WAVES, TorchLoad, Wave, torch_loads
 
@@ -114,7 +114,7 @@ def test_only_a_gpu_on_which_no_other_process_computes_gets_a_load(
         )
 
     gpus = {0: gpu(), 1: gpu(os.getpid(), 1), 2: CallError(4, "no permission"), 3: gpu(os.getpid())}
-    load_on = main.torch_on(cast("Driver", SimpleNamespace(gpus=lambda: gpus)))
+    load_on = main.torch_on(cast("ProbedNode", SimpleNamespace(gpus=lambda: gpus)))
     monkeypatch.setitem(sys.modules, "torch", None)
     assert [load_on(index) for index in gpus] == [None] * 4
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())

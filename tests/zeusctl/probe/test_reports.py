@@ -17,7 +17,7 @@ from tests.zeusctl.probe.ship import HARDWARE
 from tests.zeusctl.probe.stand_in import probed
 from tests.zeusctl.probe.test_stand_in import ODD
 from zeusctl.probe.run import ProbeTiming, probe
-from zeusctl.probe.simulated import SimulatedDriver
+from zeusctl.probe.simulated import ProbedSimulation
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.spec import parse_spec
 from zeusd.energy.probed.compare import compare, model_of
@@ -35,7 +35,7 @@ def _name(path: Path) -> str:
 
 
 def _again(path: Path) -> ProbeReport:
-    driver = SimulatedDriver(f"report:{path}")
+    driver = ProbedSimulation(f"report:{path}")
     return probe(driver, SHORT, load_on=driver.load_on)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
-from zeusctl.probe.simulated import SimulatedDriver
+from zeusctl.probe.simulated import ProbedSimulation
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.energy.probed.compare import compare, model_of
 from zeusd.energy.probed.report import ProbeReport
@@ -17,7 +17,7 @@ SHORT = ProbeTiming(seconds=6, alone_seconds=2, calls=1, load_scale=0.4)
 
 
 def probed(spec: str, load: bool = True) -> ProbeReport:
-    driver = SimulatedDriver(spec)
+    driver = ProbedSimulation(spec)
     return probe(driver, SHORT, load_on=driver.load_on if load else None)
 
 

@@ -17,10 +17,10 @@ from tests.zeusd.core.world import GPU0, GPU1, Odd, World
 from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.access import Access
-from zeusd.core.effects import Read, Reading, Write
+from zeusd.core.effects import Read, ReadingMade, Write
 from zeusd.core.entries import PENDING, RESTING, PendingRestore, key_of
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 from zeusd.core.policy import LeaseTerms, SitePolicy
 from zeusd.restore_rule import Holds, WriteResult, merged, near
 
@@ -44,7 +44,7 @@ ODD_DRIVERS = (
 class Program:
     """A process of some user."""
 
-    process: Process
+    process: ProcessIdentity
     uid: int
     groups: frozenset[int]
     conn: int
@@ -191,7 +191,7 @@ class Checked(World):
     def _device(self, call: Read | Write) -> None:
         key: Any = (call.gpu, call.control)
         if isinstance(call, Read):
-            if call.reading is Reading.CONTROL:
+            if call.reading is ReadingMade.CONTROL:
                 assert call.control is not None
                 self._seen.pop(key, None)
                 machine = self.machine(call.gpu, call.control)

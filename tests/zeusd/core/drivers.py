@@ -23,14 +23,14 @@ from tests.zeusd.core.world import UUIDS, World
 from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeusd import restore
 from zeusd.core.access import Access, AllowRule
-from zeusd.core.effects import Effect, Read, Reading, Watch, Write
+from zeusd.core.effects import Effect, Read, ReadingMade, WatchProcess, Write
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Failure, Process, device_failure
+from zeusd.core.model import Failure, ProcessIdentity, device_failure
 from zeusd.core.policy import GpuRule, LeaseTerms, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import DeviceError
 from zeusd.restore_journal import OwnerlessJournal
-from zeusd.restore_rule import Device, Refused, Unknown, near, read_settled
+from zeusd.restore_rule import Device, Unknown, WriteRefused, near, read_settled
 from zeusd.runtime.workers import write_checked
 
 MS, S = 1_000_000, 1_000_000_000
@@ -214,7 +214,7 @@ class DriverWorld(World):
         self._order = itertools.count()
         self._queues: dict[str, list[Read | Write]] = {uuid: [] for uuid in UUIDS}
         self._busy: set[str] = set()
-        self.alive: dict[int, Process] = {}
+        self.alive: dict[int, ProcessIdentity] = {}
         self._next = 10
         self._flush_due = False
         rng = self.rng
@@ -270,17 +270,17 @@ class DriverWorld(World):
     def apply(self, effects: list[Effect]) -> None:
         super().apply(effects)
         for effect in effects:
-            if isinstance(effect, Watch) and effect.process not in self.alive.values():
+            if isinstance(effect, WatchProcess) and effect.process not in self.alive.values():
                 self._watched_dead(effect.process)
         if self.newest and not self._flush_due:
             self._flush_due = True
             self.at(self.now_ns + 10 * MS, self._flush)
 
-    def _watched_dead(self, process: Process) -> None:
+    def _watched_dead(self, process: ProcessIdentity) -> None:
         life = self._life
         self.at(self.now_ns, lambda: self._gone(process, life))
 
-    def _gone(self, process: Process, life: int) -> None:
+    def _gone(self, process: ProcessIdentity, life: int) -> None:
         if self.up and life == self._life:
             self.apply(self.core.process_gone(self.now_ns, process))
 
@@ -289,7 +289,10 @@ class DriverWorld(World):
         self.keep_newest()
 
     def _submit(self, call: Read | Write) -> None:
-        if not isinstance(call, Write) and call.reading not in (Reading.CONTROL, Reading.LIMITS):
+        if not isinstance(call, Write) and call.reading not in (
+            ReadingMade.CONTROL,
+            ReadingMade.LIMITS,
+        ):
             super()._device(call)
             return
         self._queues[call.gpu].append(call)
@@ -318,13 +321,15 @@ class DriverWorld(World):
         control = call.control or LIMIT
         try:
             if isinstance(call, Read):
-                if call.reading is Reading.LIMITS:
+                if call.reading is ReadingMade.LIMITS:
                     return gpu.range()
                 return read_settled(lambda: gpu.read(control))
         except DeviceError as error:
             return device_failure("reading", call.gpu, error)
         outcome = write_checked(call, self.devices[call.gpu, control], gpu.range)
-        if isinstance(outcome, (Refused, Unknown)) and isinstance(outcome.trouble, DeviceError):
+        if isinstance(outcome, (WriteRefused, Unknown)) and isinstance(
+            outcome.trouble, DeviceError
+        ):
             failure: Failure = device_failure("setting", call.gpu, outcome.trouble)
             return type(outcome)(failure, *_rest(outcome))
         return outcome
@@ -335,7 +340,7 @@ class DriverWorld(World):
         """A connection of a process that runs; a new one, at times."""
         if not self.alive or (len(self.alive) < 5 and self.rng.random() < 0.3):
             self._next += 1
-            self.alive[self._next] = Process(self._next, 77)
+            self.alive[self._next] = ProcessIdentity(self._next, 77)
             if self.up:
                 self.connect(self._next)
         return self.rng.choice([*self.alive])
@@ -471,9 +476,9 @@ class DriverWorld(World):
         return found + [f"{key} stays in the journal" for key in left]
 
 
-def _rest(outcome: Refused | Unknown) -> tuple[Any, ...]:
+def _rest(outcome: WriteRefused | Unknown) -> tuple[Any, ...]:
     """The fields of an outcome behind its trouble."""
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, WriteRefused):
         return outcome.found, outcome.invalid
     return (outcome.holds,)
 

@@ -14,11 +14,11 @@ from tests.zeusd.core.checked import CONTROLS, FOREIGN, GPUS, Checked, Program
 from tests.zeusd.core.world import Odd
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.core.access import Access, AllowRule
-from zeusd.core.effects import Effect, Read, Watch, Write
+from zeusd.core.effects import Effect, Read, WatchProcess, Write
 from zeusd.core.entries import PENDING, RESTING, PendingRestore, key_of
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Process
-from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
+from zeusd.core.model import ProcessIdentity
+from zeusd.core.policy import CoreSettings, GpuRule, LeaseTerms, SitePolicy
 
 ADMINS = 600
 TTL_S = 15.0
@@ -70,7 +70,7 @@ class Model(Checked):
 
     def __init__(self, policy: SitePolicy | None = None) -> None:
         self.crash_in: int | None = None
-        self._gone: list[Process] = []
+        self._gone: list[ProcessIdentity] = []
         self._next_conn = 100
         self._next_pid = 1000
         super().__init__(policy, ACCESS)
@@ -83,7 +83,9 @@ class Model(Checked):
         """A process starts and connects."""
         self._next_pid += 1
         groups = frozenset({ADMINS}) if admin else frozenset({7})
-        program = Program(Process(self._next_pid, 77), 1000 + len(self.programs) % 2, groups, 0)
+        program = Program(
+            ProcessIdentity(self._next_pid, 77), 1000 + len(self.programs) % 2, groups, 0
+        )
         self.programs.append(program)
         self._reconnect(program)
         return program
@@ -114,7 +116,7 @@ class Model(Checked):
         asked = {"gpus": [gpu], "control": control.value, "value": value, "block": block}
         self.request(program, "set", **asked, **more)
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: ProcessIdentity) -> None:
         """A process dies."""
         program = next(one for one in self.programs if one.process == process)
         program.alive = False
@@ -270,7 +272,7 @@ class Model(Checked):
 
     def reconfigure(self, policy: SitePolicy) -> None:
         """The operator changes zeusd.toml and reloads, or it counts from the next start."""
-        self.settings = Settings(policy, ACCESS, LeaseTerms())
+        self.settings = CoreSettings(policy, ACCESS, LeaseTerms())
         self._seen.clear()
         self._forget_resting()
         if self.up:
@@ -407,10 +409,10 @@ class Model(Checked):
             if isinstance(effect, Write) and self.announce(effect):
                 self._maybe_crash()  # between the journal's entry and the device, too
             super().apply([effect])
-            if isinstance(effect, Watch) and not self._lives(effect.process):
+            if isinstance(effect, WatchProcess) and not self._lives(effect.process):
                 self._gone.append(effect.process)
 
-    def _lives(self, process: Process) -> bool:
+    def _lives(self, process: ProcessIdentity) -> bool:
         return any(one.process == process and one.alive for one in self.programs)
 
     def _maybe_crash(self) -> None:

@@ -17,8 +17,9 @@ from tests.zeusd.core.test_administration import (
 )
 from tests.zeusd.core.world import GPU0, Odd, World
 from zeus_ipc.controls import Control
-from zeusd.core.bounds import Ceiling, Ceilings
-from zeusd.core.model import GpuFacts, Process
+from zeusd.core.bounds import Ceilings
+from zeusd.core.entries import CeilingEntry
+from zeusd.core.model import GpuFacts, ProcessIdentity
 from zeusd.core.policy import GpuRule, SitePolicy
 
 
@@ -37,8 +38,8 @@ def bound(world: World, watts: int | None, name: str = "fleet", **more: Any) -> 
 def test_the_least_of_the_ceilings_counts() -> None:
     ceilings = Ceilings()
     assert ceilings.lowest((300,)) == (300,)
-    ceilings["fleet"] = Ceiling((250,), 0)
-    ceilings["job:1"] = Ceiling((200,), 0, deadline_ns=10, fallback=(150,))
+    ceilings["fleet"] = CeilingEntry((250,), 0)
+    ceilings["job:1"] = CeilingEntry((200,), 0, deadline_ns=10, fallback=(150,))
     assert ceilings.lowest((300,)) == (200,)
     assert ceilings.lowest((300,), without="job:1") == (250,)
     assert ceilings.expire(9) == []
@@ -366,7 +367,7 @@ def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_rel
     world.values[GPU0, Control.POWER_LIMIT] = (250_000,)
     world.hold = False
     world.journal_broken = True
-    world.start_core(alive={Process(102, 77)})  # a value above 220 W cannot be lowered yet
+    world.start_core(alive={ProcessIdentity(102, 77)})  # a value above 220 W cannot be lowered yet
     connect(world)
     world.journal_broken = False
     world.advance(70)

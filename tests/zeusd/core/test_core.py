@@ -8,7 +8,7 @@ from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import ErrorBody
 from zeusd.core.access import OPEN
-from zeusd.core.policy import GpuRule, Settings, SitePolicy
+from zeusd.core.policy import CoreSettings, GpuRule, SitePolicy
 
 
 @pytest.fixture
@@ -437,7 +437,7 @@ def test_a_maximum_configured_before_a_restart_counts_for_what_is_still_held() -
     world = World(limits_mw=(300_000,))
     process = world.connect(1)
     world.set_power(1, 150)
-    world.settings = Settings(
+    world.settings = CoreSettings(
         SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (220_000,)}),)), OPEN
     )
     world.start_core(alive={process})

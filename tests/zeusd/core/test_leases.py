@@ -8,7 +8,7 @@ from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.controls import Control
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.core import RECONNECT_NS
-from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
+from zeusd.core.policy import CoreSettings, GpuRule, LeaseTerms, SitePolicy
 
 POWER = (GPU0, Control.POWER_LIMIT)
 TTL_S = 15
@@ -440,7 +440,7 @@ def test_a_reload_moves_targets_and_keeps_leases(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 150)
     rule = GpuRule("*", {Control.POWER_LIMIT: (220_000,)})
-    settings = Settings(SitePolicy(rules=(rule,)), world.settings.access)
+    settings = CoreSettings(SitePolicy(rules=(rule,)), world.settings.access)
     world.apply(world.core.reconfigure(world.now_ns, settings))
     assert world.limit_w() == 150
     assert code(world.set_power(1, 230)) == "out_of_range"
@@ -456,7 +456,7 @@ def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
     world.connect(1)
     world.set_power(1, 150)
     rule = GpuRule("*", {Control.POWER_LIMIT: (220_000,)})
-    settings = Settings(SitePolicy(rules=(rule,)), world.settings.access)
+    settings = CoreSettings(SitePolicy(rules=(rule,)), world.settings.access)
     world.apply(world.core.reconfigure(world.now_ns, settings))
     assert world.journal["pending/GPU-0000/power_limit"]["target"] == [220_000]
 

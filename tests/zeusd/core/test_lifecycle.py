@@ -12,8 +12,17 @@ from tests.zeusd.core import schedules
 from tests.zeusd.core.test_administration import ADMIN, ALICE, POWER, make_world
 from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.controls import Control
-from zeusd.core.lifecycle import IN_FLIGHT, PHASES, READY, TABLE, Event, Lifecycle, Phase, State
-from zeusd.core.model import Process
+from zeusd.core.lifecycle import (
+    IN_FLIGHT,
+    PHASES,
+    READY,
+    TABLE,
+    ControlEvent,
+    Lifecycle,
+    Phase,
+    State,
+)
+from zeusd.core.model import ProcessIdentity
 from zeusd.core.policy import GpuRule, SitePolicy
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "write_tables"
@@ -46,17 +55,17 @@ def test_a_set_has_its_turn_only_where_no_call_is_in_flight() -> None:
 def test_an_event_that_the_table_does_not_have_changes_nothing_and_is_an_error() -> None:
     life = Lifecycle()
     with pytest.raises(AssertionError, match="ANSWER in FREE"):
-        life.on(Event.ANSWER)
+        life.on(ControlEvent.ANSWER)
     assert life.state is State.FREE
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[State, Event]]:
+def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[State, ControlEvent]]:
     """Transitions that were taken."""
-    steps: set[tuple[State, Event]] = set()
+    steps: set[tuple[State, ControlEvent]] = set()
     plain = Lifecycle.on
 
-    def on(life: Lifecycle, event: Event) -> None:
+    def on(life: Lifecycle, event: ControlEvent) -> None:
         steps.add((life.state, event))
         plain(life, event)
 
@@ -69,7 +78,7 @@ def fits(world: World) -> World:
     world.set_power(ALICE, 150)
     world.range_mw = (100_000, 250_000)
     world.hold = True
-    world.kill(Process(102, 77))
+    world.kill(ProcessIdentity(102, 77))
     world._device(world.held.pop(0))  # the reading
     world._device(world.held.pop(0))  # the target is refused
     assert world.machine(GPU0).life.state is State.RESTORING
@@ -121,13 +130,13 @@ def rare_stories() -> None:
         world.hold = True
         if ends_first:
             world.ask(ALICE, "set", gpus=[GPU0], control="power_limit", value=[160_000])
-        world.kill(Process(102, 77))
+        world.kill(ProcessIdentity(102, 77))
         world.ask(ADMIN, "quiesce")
         world.advance(6)
         assert world.machine(GPU0).life.state is State.AWAY_BUSY
 
 
-def test_every_entry_of_the_table_is_used(taken: set[tuple[State, Event]]) -> None:
+def test_every_entry_of_the_table_is_used(taken: set[tuple[State, ControlEvent]]) -> None:
     rows = {(state, event) for state, events in TABLE.items() for event in events}
     rare_stories()
     for seed in (*EVENTFUL, *range(4000)):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.zeusd.core.world import GPU0, Odd, World
 from zeus_ipc.controls import Control
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 from zeusd.core.policy import GpuRule, SitePolicy
 from zeusd.restore_rule import SETTLE_S
 
@@ -204,7 +204,7 @@ def test_a_restore_pending_on_a_missing_gpu_is_named_when_zeusd_stops() -> None:
     world.connect(1)
     world.set_power(1, 150)
     world.limits_mw = ()
-    world.start_core(alive={Process(1, 77)})
+    world.start_core(alive={ProcessIdentity(1, 77)})
     world.connect(2)
     (lease,) = world.call(2, "leases")["result"]["leases"]
     assert (lease["gpu"], lease["value"], lease["back"]["value"]) == (GPU0, [150_000], [300_000])
@@ -214,10 +214,10 @@ def test_a_restore_pending_on_a_missing_gpu_is_named_when_zeusd_stops() -> None:
     (lease,) = world.call(2, "leases")["result"]["leases"]
     assert lease["restoring"]
     assert "does not find this GPU" in lease["trouble"]
-    world.start_core(alive={Process(1, 77)})
+    world.start_core(alive={ProcessIdentity(1, 77)})
     world.apply(world.core.stop(world.now_ns))
     assert world.core.unrestored == [(GPU0, Control.POWER_LIMIT)]
     assert not world.core.restoring, "there is nothing to wait for"
     world.limits_mw = (300_000, 300_000)
-    world.start_core(alive={Process(1, 77)})
+    world.start_core(alive={ProcessIdentity(1, 77)})
     assert world.limit_w() == 300, "the stop is finished by the next start"

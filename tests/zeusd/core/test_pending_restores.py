@@ -8,7 +8,7 @@ import pytest
 
 from zeus_ipc.controls import Control
 from zeusd.core.entries import LISTED, PendingRestore
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 from zeusd.restore import _plan
 
 GPU = "GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
@@ -17,7 +17,15 @@ GPU = "GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
 def pending(control: Control, *values: tuple[int, ...]) -> PendingRestore:
     target = (250_000,) if control is Control.POWER_LIMIT else ()
     return PendingRestore(
-        GPU, control, Process(4711, 987_654), 1000, "client", 1, 15_000_000_000, target, values
+        GPU,
+        control,
+        ProcessIdentity(4711, 987_654),
+        1000,
+        "client",
+        1,
+        15_000_000_000,
+        target,
+        values,
     )
 
 
@@ -60,8 +68,8 @@ def test_an_unreadable_control_may_hold_any_value_once_it_was_changed() -> None:
     "durable",
     [
         replace(LIMIT, target=(240_000,)),
-        replace(LIMIT, holder=Process(1, 987_654)),
-        replace(LIMIT, holder=Process(4711, 1)),
+        replace(LIMIT, holder=ProcessIdentity(1, 987_654)),
+        replace(LIMIT, holder=ProcessIdentity(4711, 1)),
         replace(LIMIT, overwrite="all"),
         replace(LIMIT, ending="released"),
     ],

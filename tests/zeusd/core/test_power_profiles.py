@@ -11,8 +11,8 @@ from zeus_ipc.controls import SPECS, Control
 from zeusd.core.access import OPEN
 from zeusd.restore_rule import (
     Holds,
-    Plan,
     ReadControl,
+    RestorePlan,
     Unknown,
     WriteControl,
     merged,
@@ -156,7 +156,7 @@ def test_a_set_is_changed_by_what_zeusd_wants_otherwise(
 
 
 def test_a_restore_clears_the_added_profiles_and_fails_like_any_other() -> None:
-    plan = Plan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
+    plan = RestorePlan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
     steps = restore_steps(plan)
     assert next(steps) == ReadControl()
     assert steps.send((1, 9)) == WriteControl((9,), (1, 9))
@@ -172,7 +172,7 @@ def test_a_restore_clears_the_added_profiles_and_fails_like_any_other() -> None:
 
 def test_a_restore_is_complete_when_the_added_profiles_are_cleared() -> None:
     """Others choose profiles while it is written, with a driver that may ignore it."""
-    plan = Plan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
+    plan = RestorePlan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
     for holds, kind in (((1,), "failed"), ((1, 7), "failed"), ((), "restored"), ((7,), "restored")):
         steps = restore_steps(plan)
         next(steps)

@@ -12,11 +12,11 @@ from tests.zeusd.core.drivers import HelperDriver, RandomGpu, run_round
 from tests.zeusd.core.world import GPU0, UUIDS, Odd, World
 from zeus_ipc.controls import Control
 from zeusd import restore
-from zeusd.core.model import Process
+from zeusd.core.model import ProcessIdentity
 from zeusd.core.policy import GpuRule, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import DeviceError
-from zeusd.restore_rule import SETTLE_S, Device, Holds, Refused, Unknown
+from zeusd.restore_rule import SETTLE_S, Device, Holds, Unknown, WriteRefused
 
 POWER = (GPU0, Control.POWER_LIMIT)
 ROUNDS = int(os.environ.get("ZEUSD_TEST_ROUNDS", seeds.tries(40)))
@@ -54,7 +54,7 @@ def test_a_failed_reading_back_does_not_lose_the_restore(
     (lease,) = world.call(1, "leases")["result"]["leases"]
     assert lease["value"] == [200_000]
     assert world.set_power(1, 150) == {}, "it is nobody else's value"
-    world.kill(Process(1, 77))
+    world.kill(ProcessIdentity(1, 77))
     assert world.limit_w() == 300
     world.advance(SETTLE_S + 1)
     assert not [key for key in world.journal if key.startswith("pending/")]
@@ -74,7 +74,7 @@ def test_a_write_that_takes_effect_after_its_lease_has_ended_is_restored(
     if killed:
         world.start_core(alive=set())
     else:
-        world.kill(Process(1, 77))
+        world.kill(ProcessIdentity(1, 77))
     assert world.limit_w() == 300
     world.advance(late_s)
     world.values[POWER] = (200_000,)
@@ -83,7 +83,7 @@ def test_a_write_that_takes_effect_after_its_lease_has_ended_is_restored(
     assert world.limit_w() == 200, "no outside change is reported"
     world.advance(SETTLE_S)
     assert world.limit_w() == 250, "the next user's limit"
-    world.kill(Process(2, 77))
+    world.kill(ProcessIdentity(2, 77))
     world.advance(SETTLE_S + 1)
     assert world.limit_w() == 300
     assert not world.events("outside_change")
@@ -95,7 +95,7 @@ def test_the_bound_of_late_drivers_is_a_setting(world: World) -> None:
     world.odd[GPU0] = Odd(ignores=True)
     world.set_power(1, 200)
     world.odd.clear()
-    world.kill(Process(1, 77))
+    world.kill(ProcessIdentity(1, 77))
     world.advance(50)
     assert [key for key in world.journal if key.startswith("pending/")]
     world.values[POWER] = (200_000,)
@@ -118,7 +118,7 @@ def test_writes_that_no_driver_confirms_do_not_fill_the_journal(world: World) ->
     world.advance(SETTLE_S)
     assert world.set_power(1, 121) == {}
     assert world.set_power(1, 290) == {}, "all others are settled"
-    world.kill(Process(1, 77))
+    world.kill(ProcessIdentity(1, 77))
     assert world.limit_w() == 300
 
 
@@ -153,7 +153,9 @@ def test_a_lower_write_that_works_and_returns_an_error_is_not_known(code: int) -
     assert isinstance(outcome, Unknown)
     refusing = Driver(152, *[nvml_error(2, "set")] * 5)
     assert refusing.device().write_verified((150,), (250,)) == Holds((152,))
-    assert isinstance(Driver(nvml_error(2, "set")).device().write_verified((150,), (250,)), Refused)
+    assert isinstance(
+        Driver(nvml_error(2, "set")).device().write_verified((150,), (250,)), WriteRefused
+    )
 
 
 def test_one_old_reading_does_not_confirm_a_write_that_was_ignored() -> None:
@@ -180,7 +182,7 @@ def test_what_the_last_zeusd_asked_of_the_driver_may_still_be_rounded(world: Wor
     world.connect(1)
     world.set_power(1, 200)
     world.hold = True
-    world.kill(Process(1, 77))
+    world.kill(ProcessIdentity(1, 77))
     world.core.device_done(world.now_ns, world.held.pop(0).ticket, (200_000,))
     world.journal["pending/GPU-0000/power_limit"] |= {"doubts": [[300_000]]}
     world.values[POWER], world.hold = (300_000,), False
@@ -210,7 +212,7 @@ def test_a_gpu_that_was_reset_is_brought_under_the_sites_limit_with_the_restore(
     world.connect(1)
     world.set_power(1, 200)
     world.values[POWER] = (300_000,)
-    world.kill(Process(1, 77))
+    world.kill(ProcessIdentity(1, 77))
     assert world.limit_w() == 250
 
 

@@ -15,7 +15,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OF_REQUEST, Operation
 from zeus_ipc.replies import (
     Deallocated,
-    Done,
+    EmptyResult,
     EnergyReading,
     Forgotten,
     GpuInfo,
@@ -35,20 +35,20 @@ from zeusd.core.effects import (
     Forget,
     LedgerCall,
     Look,
-    Measured,
     Note,
     OpenDriver,
     Put,
     Read,
-    Reading,
+    ReadingMade,
     Reply,
+    RuntimeCounters,
     Unwatch,
-    Watch,
+    WatchProcess,
     Write,
 )
 from zeusd.core.entries import PendingRestore, Recorded, parse
-from zeusd.core.model import Failure, GpuFacts, Peer, Process, ProcessUsage, device_failure
-from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
+from zeusd.core.model import Failure, GpuFacts, Peer, ProcessIdentity, ProcessUsage, device_failure
+from zeusd.core.policy import CoreSettings, LeaseTerms, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import DeviceError
 from zeusd.restore_rule import Device, Holds, WriteResult, is_moved, is_rounded, read_settled
@@ -58,7 +58,7 @@ GPU0, GPU1 = "GPU-0000", "GPU-1111"
 UUIDS = (GPU0, GPU1, "GPU-2222", "GPU-3333")
 MOST_WAKES = 100
 LEDGER: dict[type[Message], Message] = {
-    Allocate: Done(),
+    Allocate: EmptyResult(),
     Deallocate: Deallocated(ended=1),
     ForgetUser: Forgotten(accounts=1),
     GetUsage: replies.Usage(sums=[], more=False, metered_uj=[], begins_s=None),
@@ -152,7 +152,7 @@ class World:
         self.owner_of = owner_of
         self.now_ns = 1_000_000_000
         self._overdue = 0
-        self.settings = Settings(policy or SitePolicy(), access, terms or LeaseTerms())
+        self.settings = CoreSettings(policy or SitePolicy(), access, terms or LeaseTerms())
         self.driver = "driver-1"
         self.range_mw = (100_000, 300_000)
         self.compute_uids: frozenset[int] = frozenset()
@@ -167,7 +167,7 @@ class World:
         self.void: set[str] = set()
         self.lost: set[str] = set()
         self.behind: set[str] = set()
-        self.watched: dict[Process, int] = {}
+        self.watched: dict[ProcessIdentity, int] = {}
         self.replies: dict[int, list[dict[str, Any]]] = {}
         self._asked: dict[tuple[int, int], Operation[Any]] = {}
         self.notes: list[Note] = []
@@ -177,8 +177,8 @@ class World:
         self.reads_fail = False
         self.read_backs: list[int] = []  # codes of the next readings within writes
         self.hidden: dict[str, frozenset[Control]] = {}
-        self.cpu_share: dict[Process, float] = {}
-        self.stopped: set[Process] = set()
+        self.cpu_share: dict[ProcessIdentity, float] = {}
+        self.stopped: set[ProcessIdentity] = set()
         self.journal_broken = False
         self.hold = False
         self.driver_open = False
@@ -196,7 +196,7 @@ class World:
             self.values[(uuid, Control.POWER_PROFILE)] = ()
         self.core = self.start_core(alive=set())
 
-    def start_core(self, alive: set[Process]) -> Core:
+    def start_core(self, alive: set[ProcessIdentity]) -> Core:
         """A new daemon on the same devices and the same journal."""
         self.core = Core(self.settings, daemon_version="test", owner_of=self.owner_of)
         self.held.clear()
@@ -243,8 +243,8 @@ class World:
         on_host: bool = True,
         command: str = "",
         job: str = "",
-    ) -> Process:
-        process = Process(pid if pid is not None else conn, 77)
+    ) -> ProcessIdentity:
+        process = ProcessIdentity(pid if pid is not None else conn, 77)
         peer = Peer(conn, process, uid, uid, groups, on_host, command, job)
         self.apply(self.core.peer_opened(self.now_ns, peer))
         return process
@@ -317,7 +317,7 @@ class World:
         self.keep_newest()
         self.apply(self.core.tick(self.now_ns))
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: ProcessIdentity) -> None:
         assert process in self.watched, "nobody watches this process"
         self.apply(self.core.process_gone(self.now_ns, process))
 
@@ -424,7 +424,7 @@ class World:
                     self.keep(effect.key, effect.entry)
             elif isinstance(effect, Forget):
                 self.keep(effect.key, None)
-            elif isinstance(effect, Watch):
+            elif isinstance(effect, WatchProcess):
                 self.watched[effect.process] = self.watched.get(effect.process, 0) + 1
             elif isinstance(effect, Unwatch):
                 self.watched[effect.process] -= 1
@@ -440,7 +440,7 @@ class World:
             else:
                 self.notes.append(effect)
 
-    def usage(self, process: Process) -> ProcessUsage | None:
+    def usage(self, process: ProcessIdentity) -> ProcessUsage | None:
         """The kernel's state of a process: asleep, unless `cpu_share` is set."""
         share = self.cpu_share.get(process, 0.0)
         return ProcessUsage(self.now_ns, round(share * self.now_ns), process in self.stopped)
@@ -459,20 +459,20 @@ class World:
         result: object = None
         if isinstance(call, Write):
             result = self._carry_out(call, code)
-        elif call.reading is Reading.CONTROL:
+        elif call.reading is ReadingMade.CONTROL:
             assert control is not None
             if code is not None and self.reads_fail:
                 result = device_failure("reading", call.gpu, nvml_error(code, "get"))
             else:
                 result = read_settled(lambda: self._read(call.gpu, control))
-        elif call.reading is Reading.LIMITS:
+        elif call.reading is ReadingMade.LIMITS:
             result = self.range_of(call.gpu)
-        elif call.reading is Reading.SPLIT:
+        elif call.reading is ReadingMade.SPLIT:
             result = call.gpu in self.split
-        elif call.reading is Reading.COMPUTE_UIDS:
+        elif call.reading is ReadingMade.COMPUTE_UIDS:
             result = self.compute_uids
-        elif call.reading is Reading.METRICS:
-            result = Measured([], [], [], self.ledger_state)
+        elif call.reading is ReadingMade.METRICS:
+            result = RuntimeCounters([], [], [], self.ledger_state)
         else:
             result = EnergyReading(t_ns=self.now_ns, energy_mj=5)
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))

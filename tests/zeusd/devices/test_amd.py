@@ -30,7 +30,7 @@ from zeus_ipc.controls import UNLOCKED, Control
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
-from zeusd.devices.port import DeviceError, Handle, Outcome, PowerLimits, after_a_write
+from zeusd.devices.port import CallOutcome, DeviceError, Handle, PowerLimitRange, after_a_write
 from zeusd.runtime.devices import Inspector, inspect_gpu
 
 Opened = tuple[AmdBackend, AmdSmiDouble, Handle]
@@ -85,12 +85,12 @@ def test_every_version_of_the_library_is_read_by_its_own_layout(
     double.node.gpus[0].violations = 0b00010
     sensors = amd.sensors(gpu)
     assert (sensors.power_instant_mw, sensors.power_average_mw) == (140_000, 140_000)
-    assert amd.power_limits(gpu) == PowerLimits(150_000, 750_000, 750_000)
+    assert amd.power_limits(gpu) == PowerLimitRange(150_000, 750_000, 750_000)
     assert [(one.pid, one.memory_bytes) for one in amd.processes(gpu)] == [(4321, 1 << 30)]
     assert amd.utilization_percent(gpu) == 63
     assert amd.name(gpu) == "AMD Instinct MI300X"
     if version == (24, 6):
-        assert failure(amd.throttle_reasons, gpu).outcome is Outcome.UNSUPPORTED
+        assert failure(amd.throttle_reasons, gpu).outcome is CallOutcome.UNSUPPORTED
     else:
         assert amd.throttle_reasons(gpu) == 0x4
 
@@ -121,9 +121,9 @@ def test_the_library_is_initialised_once(open_amd: Opener) -> None:
     amd.shutdown()
     assert amd.power_limit_mw(gpu) == 750_000
     amd.shutdown()
-    assert failure(amd.power_limit_mw, gpu).outcome is Outcome.TRANSIENT
+    assert failure(amd.power_limit_mw, gpu).outcome is CallOutcome.TRANSIENT
     amd.init()  # for the fixture to undo
-    assert failure(amd.power_limit_mw, gpu).outcome is Outcome.INVALID  # a handle of before
+    assert failure(amd.power_limit_mw, gpu).outcome is CallOutcome.INVALID  # a handle of before
 
 
 def test_an_initialization_that_hangs_is_abandoned_and_not_repeated(
@@ -136,7 +136,7 @@ def test_an_initialization_that_hangs_is_abandoned_and_not_repeated(
     amd = AmdBackend(double.library, str(double.sysfs), init_s=0.02)
     for _ in range(3):
         error = failure(amd.init)
-        assert error.outcome is Outcome.BUSY
+        assert error.outcome is CallOutcome.BUSY
         assert "has not returned for 0.02 s" in str(error)
     amd._opener._within_s = 20
     amd.init()
@@ -212,25 +212,25 @@ def test_gpus_and_partitions_are_numbered_as_hip_counts_them(open_amd: Opener) -
 
 def test_two_partitions_of_one_number_are_not_numbered(open_amd: Opener) -> None:
     amd, _, gpu = open_amd({"kfd_node": 9}, {"kfd_node": 9})
-    assert failure(amd.runtime_indices, gpu).outcome is Outcome.TRANSIENT
+    assert failure(amd.runtime_indices, gpu).outcome is CallOutcome.TRANSIENT
 
 
 def test_numbers_that_another_gpus_loss_hides_do_not_make_this_one_lost(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({}, {})
     double.lose(1)
-    assert failure(amd.runtime_indices, gpu).outcome is not Outcome.LOST
+    assert failure(amd.runtime_indices, gpu).outcome is not CallOutcome.LOST
 
 
 def test_a_library_without_these_numbers_leaves_them_unknown(open_amd: Opener) -> None:
     amd, _, gpu = open_amd({"partitions": 8}, version=(24, 6))
-    assert failure(amd.runtime_indices, gpu).outcome is Outcome.UNSUPPORTED
+    assert failure(amd.runtime_indices, gpu).outcome is CallOutcome.UNSUPPORTED
     assert inspect_gpu(amd, 0)[0].info.runtime_indices == []
 
 
 def test_the_second_die_of_an_mi250_has_neither_cap_nor_energy(open_amd: Opener) -> None:
     amd, _, first = open_amd(MI250X, MI250X_SECOND)
     second = amd.device_handle(1)
-    assert amd.power_limits(first) == PowerLimits(100_000, 560_000, 560_000)
+    assert amd.power_limits(first) == PowerLimitRange(100_000, 560_000, 560_000)
     assert amd.sensors(first).power_instant_mw == 140_000  # it has an average only
     assert amd.sensors(second)[1:6] == (None,) * 5
     inspector = Inspector(amd, 1)
@@ -241,7 +241,7 @@ def test_the_second_die_of_an_mi250_has_neither_cap_nor_energy(open_amd: Opener)
     assert facts is not None
     assert facts.info.controls == ["power_limit", "gpu_clocks", "memory_clocks"]
     error = failure(amd.power_limits, second)
-    assert error.outcome is Outcome.UNSUPPORTED
+    assert error.outcome is CallOutcome.UNSUPPORTED
     assert "first die" in str(error)
     uuids = [amd.uuid(gpu) for gpu in (first, second)]
     assert facts.info.power_domain == uuids
@@ -263,20 +263,20 @@ def test_a_cap_is_whole_watts_and_never_zero(open_amd: Opener) -> None:
     amd.set_power_limit(gpu, 400_999)
     assert amd.power_limit_mw(gpu) == amd.enforced_power_limit_mw(gpu) == 400_000
     for refused_mw in (0, 999, 149_000, 751_000):
-        assert failure(amd.set_power_limit, gpu, refused_mw).outcome is Outcome.INVALID
+        assert failure(amd.set_power_limit, gpu, refused_mw).outcome is CallOutcome.INVALID
     assert double.written() == [set_limit(400)]
 
 
 def test_a_virtualisation_host_has_its_caps_in_watts(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"cap_in_watts": 1})
-    assert amd.power_limits(gpu) == PowerLimits(150_000, 750_000, 750_000)
+    assert amd.power_limits(gpu) == PowerLimitRange(150_000, 750_000, 750_000)
     amd.set_power_limit(gpu, 300_000)
     assert double.node.gpus[0].cap_uw == 300_000_000
 
 
 def test_a_guest_with_all_ones_has_no_cap(open_amd: Opener) -> None:
     amd, _, gpu = open_amd({"cap_max_uw": -1})
-    assert failure(amd.power_limits, gpu).outcome is Outcome.UNSUPPORTED
+    assert failure(amd.power_limits, gpu).outcome is CallOutcome.UNSUPPORTED
 
 
 @pytest.mark.parametrize("cap_uw", [0, -1])
@@ -299,13 +299,13 @@ def test_a_cap_that_was_not_read_is_no_cap_of_zero(open_amd: Opener, cap_uw: int
 def test_a_refused_cap_is_distinguished_from_a_gpu_in_reset(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"refuse": 1})
     error = failure(amd.set_power_limit, gpu, 400_000)
-    assert (error.outcome, error.code) == (Outcome.TRANSIENT, 2)
+    assert (error.outcome, error.code) == (CallOutcome.TRANSIENT, 2)
     assert "the driver refused the value" in str(error)
     double.inject(0, "set_power_cap", 2, 1)
     double.inject(0, "get_power_cap_info", 0, 1)
     double.inject(0, "get_power_cap_info", 2, 1)
     error = failure(amd.set_power_limit, gpu, 400_000)
-    assert error.outcome is Outcome.BUSY
+    assert error.outcome is CallOutcome.BUSY
     assert "in reset or suspended" in str(error)
     amd.set_power_limit(gpu, 400_000)
     assert amd.power_limit_mw(gpu) == 400_000
@@ -334,7 +334,7 @@ def test_only_root_may_set(open_amd: Opener) -> None:
         (Control.MEMORY_CLOCKS, (900, 1000)),
     ):
         error = failure(amd.write_control, gpu, control, value)
-        assert error.outcome is Outcome.DENIED
+        assert error.outcome is CallOutcome.DENIED
         assert "only for root" in str(error)
     assert double.written() == []
     assert double.node.gpus[0].level == AUTO
@@ -343,11 +343,11 @@ def test_only_root_may_set(open_amd: Opener) -> None:
 def test_a_gpu_that_left_the_bus_is_lost(open_amd: Opener) -> None:
     amd, double, gpu = open_amd()
     double.inject(0, "get_clock_info", 31, 1)
-    assert failure(amd.gpu_clock_mhz, gpu).outcome is Outcome.TRANSIENT  # it is still there
+    assert failure(amd.gpu_clock_mhz, gpu).outcome is CallOutcome.TRANSIENT  # it is still there
     double.lose(0)
     for call in (amd.sensors, amd.gpu_clock_mhz, amd.power_limit_mw):
-        assert failure(call, gpu).outcome is Outcome.LOST
-    assert failure(amd.set_power_limit, gpu, 400_000).outcome is Outcome.LOST
+        assert failure(call, gpu).outcome is CallOutcome.LOST
+    assert failure(amd.set_power_limit, gpu, 400_000).outcome is CallOutcome.LOST
 
 
 # ----------------------------------------------------------------------------------- clocks
@@ -436,7 +436,7 @@ def test_a_power_profile_is_one_preset_and_outlives_the_unlocking_of_clocks(
     assert state.level == AUTO
     for value in ((241, 243), (244,), (1,)):
         error = failure(amd.write_control, gpu, Control.POWER_PROFILE, value)
-        assert (error.outcome, error.refused) == (Outcome.INVALID, True)
+        assert (error.outcome, error.refused) == (CallOutcome.INVALID, True)
     state.preset = 1  # someone's own parameters, or one that zeusd does not know
     assert amd.read_control(gpu, Control.POWER_PROFILE) == (240,)
     state.preset = 1 << 40
@@ -473,7 +473,7 @@ def test_unlocking_loses_no_more_than_what_the_driver_refuses(
 def test_a_refused_power_profile_does_not_leave_the_clocks_pinned(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"presets": 8, "refuse": 1})
     error = failure(amd.write_control, gpu, Control.POWER_PROFILE, (243,))
-    assert (error.outcome, error.refused) == (Outcome.TRANSIENT, False)
+    assert (error.outcome, error.refused) == (CallOutcome.TRANSIENT, False)
     assert (double.node.gpus[0].level, double.node.gpus[0].preset) == (AUTO, 0)
     amd.write_control(gpu, Control.POWER_PROFILE, (243,))
     assert double.node.gpus[0].preset == 8
@@ -482,7 +482,7 @@ def test_a_refused_power_profile_does_not_leave_the_clocks_pinned(open_amd: Open
 def test_a_refused_clock_does_not_leave_the_clocks_pinned(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"refuse": 1})
     error = failure(amd.write_control, gpu, Control.GPU_CLOCKS, (500, 900))
-    assert error.outcome is Outcome.TRANSIENT
+    assert error.outcome is CallOutcome.TRANSIENT
     assert "the driver refused 900 MHz" in str(error)
     assert double.node.gpus[0].level == AUTO
 
@@ -502,7 +502,7 @@ def test_the_unit_of_temperatures_is_detected(open_amd: Opener, scale: int) -> N
     amd, double, gpu = open_amd({"temperature_scale": scale})
     assert amd.temperature_c(gpu) == 45
     double.node.gpus[0].temperature_c = 2112
-    assert failure(amd.temperature_c, gpu).outcome is Outcome.TRANSIENT
+    assert failure(amd.temperature_c, gpu).outcome is CallOutcome.TRANSIENT
     double.node.gpus[0].temperature_c = 101
     assert amd.temperature_c(gpu) == 101
 
@@ -549,7 +549,7 @@ def test_readings_that_the_driver_fills_with_ones_are_absent(open_amd: Opener) -
     )
     assert amd.sensors(gpu)[1:6] == (None,) * 5
     for call in (amd.utilization_percent, amd.throttle_reasons):
-        assert failure(call, gpu).outcome is Outcome.UNSUPPORTED
+        assert failure(call, gpu).outcome is CallOutcome.UNSUPPORTED
 
 
 def test_a_power_that_no_gpu_draws_is_none(open_amd: Opener) -> None:

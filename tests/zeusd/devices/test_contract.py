@@ -19,7 +19,7 @@ from tests.fake_nvml import double as nvidia
 from zeus_ipc.controls import SPECS, UNLOCKED, Control, ControlValue
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.nvml.backend import NvmlBackend
-from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
+from zeusd.devices.port import Backend, CallOutcome, DeviceError, Handle
 from zeusd.devices.simulated import SimulatedBackend
 
 
@@ -124,7 +124,7 @@ def case(open_case: Opener) -> Case:
     return open_case(True)
 
 
-def outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
+def outcome(call: Callable[..., Any], *arguments: Any) -> CallOutcome:
     with pytest.raises(DeviceError) as caught:
         call(*arguments)
     assert caught.value.call
@@ -163,7 +163,7 @@ def test_numbers_of_the_runtime_are_unknown_or_name_each_gpu_once(case: Case) ->
 
 def test_there_is_no_gpu_beyond_the_last(case: Case) -> None:
     for index in (2, 99):
-        assert outcome(case.backend.device_handle, index) is Outcome.INVALID
+        assert outcome(case.backend.device_handle, index) is CallOutcome.INVALID
 
 
 def test_inits_nest(case: Case) -> None:
@@ -208,7 +208,7 @@ def test_a_limit_that_a_gpu_does_not_take_changes_nothing(case: Case) -> None:
     before = backend.read_control(gpu, Control.POWER_LIMIT)
     for limit_mw in (0, low - 1000, high + 1000):
         refused = outcome(backend.write_control, gpu, Control.POWER_LIMIT, (limit_mw,))
-        assert refused is Outcome.INVALID
+        assert refused is CallOutcome.INVALID
     assert backend.read_control(gpu, Control.POWER_LIMIT) == before
 
 
@@ -227,8 +227,8 @@ def test_enforced_power_profiles_are_requested_and_free_of_conflicts(case: Case)
     assert backend.offers(gpu, Control.POWER_PROFILE) == bool(profiles)
     if not profiles:
         refused = outcome(backend.write_control, gpu, Control.POWER_PROFILE, (1,))
-        assert refused is Outcome.UNSUPPORTED
-        assert outcome(backend.enforced_power_profiles, gpu) is Outcome.UNSUPPORTED
+        assert refused is CallOutcome.UNSUPPORTED
+        assert outcome(backend.enforced_power_profiles, gpu) is CallOutcome.UNSUPPORTED
         return
     everything = tuple(one.profile for one in profiles)
     backend.write_control(gpu, Control.POWER_PROFILE, everything)
@@ -277,8 +277,8 @@ def test_only_the_privileged_may_set(open_case: Opener) -> None:
     clock = backend.supported_gpu_clocks(gpu, backend.supported_memory_clocks(gpu)[0])[1]
     values = {Control.POWER_LIMIT: (low,), Control.GPU_CLOCKS: (clock, clock)}
     for control, value in values.items():
-        assert outcome(backend.write_control, gpu, control, value) is Outcome.DENIED
-    assert outcome(backend.write_control, gpu, Control.GPU_CLOCKS, UNLOCKED) is Outcome.DENIED
+        assert outcome(backend.write_control, gpu, control, value) is CallOutcome.DENIED
+    assert outcome(backend.write_control, gpu, Control.GPU_CLOCKS, UNLOCKED) is CallOutcome.DENIED
     assert backend.read_control(gpu, Control.POWER_LIMIT) == before
 
 
@@ -322,9 +322,9 @@ def test_a_lost_gpu_is_reported_and_the_other_still_works(case: Case) -> None:
     case.lose()
     low, _ = backend.control_range(other, Control.POWER_LIMIT)
     for call in (backend.sensors, backend.temperature_c, backend.gpu_clock_mhz):
-        assert outcome(call, gpu) is Outcome.LOST
-    assert outcome(backend.read_control, gpu, Control.POWER_LIMIT) is Outcome.LOST
-    assert outcome(backend.write_control, gpu, Control.POWER_LIMIT, (low,)) is Outcome.LOST
+        assert outcome(call, gpu) is CallOutcome.LOST
+    assert outcome(backend.read_control, gpu, Control.POWER_LIMIT) is CallOutcome.LOST
+    assert outcome(backend.write_control, gpu, Control.POWER_LIMIT, (low,)) is CallOutcome.LOST
     assert backend.sensors(other).power_instant_mw
     backend.write_control(other, Control.POWER_LIMIT, (low,))
 
@@ -332,7 +332,7 @@ def test_a_lost_gpu_is_reported_and_the_other_still_works(case: Case) -> None:
 def test_not_supported_once_is_forgotten(case: Case) -> None:
     backend, gpu = case.backend, case.gpu
     case.fail_once()
-    assert outcome(backend.read_control, gpu, Control.POWER_LIMIT) is Outcome.UNSUPPORTED
+    assert outcome(backend.read_control, gpu, Control.POWER_LIMIT) is CallOutcome.UNSUPPORTED
     assert backend.read_control(gpu, Control.POWER_LIMIT)
     assert backend.offers(gpu, Control.POWER_LIMIT)
 

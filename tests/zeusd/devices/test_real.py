@@ -15,7 +15,7 @@ from tests.zeusd.devices.opening import Opener, code_of
 from zeus_ipc.controls import Control
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return
-from zeusd.devices.port import DeviceError, PowerLimits
+from zeusd.devices.port import DeviceError, PowerLimitRange
 from zeusd.runtime.devices import Inspector, inspect_gpu
 
 
@@ -31,7 +31,7 @@ def test_all_getters(open_nvml: Opener) -> None:
     assert nvml.memory_mib(gpu) == 16384
     assert nvml.mig_enabled(gpu) is False
     assert nvml.mig_enabled(nvml.device_handle(0)) is False  # NVML: not supported
-    assert nvml.power_limits(gpu) == PowerLimits(100_000, 250_000, 250_000)
+    assert nvml.power_limits(gpu) == PowerLimitRange(100_000, 250_000, 250_000)
     assert nvml.power_limit_mw(gpu) == nvml.enforced_power_limit_mw(gpu) == 250_000
     double.node.gpus[1].board_limit_mw = 180_000
     assert nvml.power_limit_mw(gpu) == 250_000

@@ -6,7 +6,7 @@ import pytest
 
 from zeus_ipc.controls import Control
 from zeusd.devices.nvml.codes import Return
-from zeusd.devices.port import DeviceError, PowerLimits
+from zeusd.devices.port import DeviceError, PowerLimitRange
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.devices.simulated.spec import parse_spec
 from zeusd.runtime.devices import Inspector
@@ -32,7 +32,7 @@ def test_a_mi300x_has_whole_watts_no_persistence_mode_and_names_of_its_own() -> 
     uuids = [backend.uuid(backend.device_handle(index)) for index in range(2)]
     assert len(set(uuids)) == 2
     assert all(len(uuid) == len("GPU-0123456789abcdef") for uuid in uuids)
-    assert backend.power_limits(gpu) == PowerLimits(150_000, 750_000, 750_000)
+    assert backend.power_limits(gpu) == PowerLimitRange(150_000, 750_000, 750_000)
     backend.set_power_limit(gpu, 400_999)
     assert backend.power_limit_mw(gpu) == 400_000
     facts, _ = Inspector(backend, 0).look() or (None, None)

@@ -15,9 +15,9 @@ from zeusd.energy.accountant import (
     SECOND_NS,
     Accountant,
     Fact,
+    FactSpan,
     Position,
     Settlement,
-    Span,
 )
 from zeusd.energy.split import IDLE, NO_HOLDER, Account, Claim, Kind, unattributed
 
@@ -28,9 +28,9 @@ def steady(watts: int) -> Callable[[int], int]:
     return lambda t_ns: watts * t_ns // 1000
 
 
-def holder(account: Account, begin_s: int, end_s: int | None = None, weight: int = 1) -> Span:
+def holder(account: Account, begin_s: int, end_s: int | None = None, weight: int = 1) -> FactSpan:
     end_ns = NEVER_NS if end_s is None else end_s * SECOND_NS
-    return Span(Fact.HOLDER, begin_s * SECOND_NS, end_ns, Claim(account, weight))
+    return FactSpan(Fact.HOLDER, begin_s * SECOND_NS, end_ns, Claim(account, weight))
 
 
 def charged(settlement: Settlement) -> dict[Account, int]:
@@ -69,7 +69,7 @@ def test_settled_energy_is_never_charged_again() -> None:
 def test_idle_seconds_of_a_holder_are_their_own_figure() -> None:
     accountant = Accountant(Position(0, 0))
     accountant.add(holder(ALICE, 0))
-    idle = [Span(Fact.IDLE, 4 * SECOND_NS, 7 * SECOND_NS)]
+    idle = [FactSpan(Fact.IDLE, 4 * SECOND_NS, 7 * SECOND_NS)]
     found = accountant.settle(10 * SECOND_NS, steady(100), 0, idle)
     (row,) = found.rows.values()
     assert (row.active_uj, row.idle_uj, row.ns) == (700_000_000, 300_000_000, 10 * SECOND_NS)
@@ -114,16 +114,16 @@ def test_a_meter_that_is_reinterpolated_charges_nothing_negative() -> None:
 def test_processes_that_may_not_be_charged_are_excluded() -> None:
     accountant = Accountant(Position(0, 0))
     accountant.add(holder(ALICE, 0))
-    accountant.add(Span(Fact.EXCLUDED, 3 * SECOND_NS, 5 * SECOND_NS, reason="suspend"))
+    accountant.add(FactSpan(Fact.EXCLUDED, 3 * SECOND_NS, 5 * SECOND_NS, reason="suspend"))
     found = charged(accountant.settle(10 * SECOND_NS, steady(100), 0))
     assert found == {ALICE: 800_000_000, unattributed("suspend"): 200_000_000}
 
 
 def test_a_list_without_processes_is_idleness_and_no_list_is_not() -> None:
     accountant = Accountant(Position(0, 0))
-    accountant.add(Span(Fact.LISTED, 2 * SECOND_NS, 8 * SECOND_NS))
-    accountant.add(Span(Fact.PRESENT, 4 * SECOND_NS, 6 * SECOND_NS, Claim(BOB)))
-    accountant.add(Span(Fact.UNKNOWN, 8 * SECOND_NS, reason="down"))
+    accountant.add(FactSpan(Fact.LISTED, 2 * SECOND_NS, 8 * SECOND_NS))
+    accountant.add(FactSpan(Fact.PRESENT, 4 * SECOND_NS, 6 * SECOND_NS, Claim(BOB)))
+    accountant.add(FactSpan(Fact.UNKNOWN, 8 * SECOND_NS, reason="down"))
     found = charged(accountant.settle(10 * SECOND_NS, steady(100), 0))
     assert found == {
         unattributed(NO_HOLDER): 200_000_000,
@@ -150,20 +150,20 @@ def test_every_schedule_adds_up_to_the_meter_whenever_it_is_settled(seed: int) -
 
     accountant = Accountant(Position(0, 0))
     rows = metered = time_ns = now_ns = 0
-    open_spans: list[Span] = []
+    open_spans: list[FactSpan] = []
     for edge in edges:
         t_ns = edge * SECOND_NS + rng.randrange(SECOND_NS)
         choice = rng.random()
         if choice < 0.5 or not open_spans:
             fact = rng.choice([*Fact])
             claim = Claim(rng.choice([ALICE, BOB]), rng.randrange(4), rng.random() < 0.5)
-            open_spans.append(accountant.add(Span(fact, t_ns, claim=claim, reason="down")))
+            open_spans.append(accountant.add(FactSpan(fact, t_ns, claim=claim, reason="down")))
         elif choice < 0.8:
             open_spans.pop(rng.randrange(len(open_spans))).end_ns = t_ns
         else:
             offset_ns = rng.randrange(10) * 3600 * SECOND_NS + rng.randrange(SECOND_NS)
             begin_ns = rng.randrange(now_ns, t_ns + 1)
-            idle = Span(Fact.IDLE, begin_ns, t_ns)
+            idle = FactSpan(Fact.IDLE, begin_ns, t_ns)
             found = accountant.settle(t_ns, meter, offset_ns, [idle])
             now_ns = t_ns
             rows += sum(row.active_uj + row.idle_uj for row in found.rows.values())

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from benchmarks.accuracy import BURSTS, LOADS, RHYTHM, Bench, Window, sweep
 from tests import seeds
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 from zeusd.energy.curve import EnergyCurve
-from zeusd.energy.history import RECENT, SIZE, History, Rows, Slow
-from zeusd.energy.meter import MS, Edge, Meter, SensorTiming
+from zeusd.energy.history import RECENT, SIZE, History, Slow, TickRows
+from zeusd.energy.meter import MS, Edge, GpuMeter, SensorTiming
 
 TICK = 100 * MS
 BEGIN = 1_000 * TICK
@@ -22,12 +22,12 @@ def curve_of(
 ) -> EnergyCurve:
     """A GPU whose ticks have shown these mean powers."""
     history = History(memoryview(bytearray(SIZE)))
-    meter = Meter(SensorTiming(window_ns, window_ns))
+    meter = GpuMeter(SensorTiming(window_ns, window_ns))
     counter_mj = 1_000
     for number, power_mw in enumerate([powers_mw[0], *powers_mw]):
         t_ns = BEGIN + number * TICK
         counter_mj += power_mw // 10
-        edge = meter.advance(t_ns, TICK, TICK, Sensors(t_ns, counter_mj, power_mw, None, None))
+        edge = meter.advance(t_ns, TICK, TICK, SensorValues(t_ns, counter_mj, power_mw, None, None))
         history.add(edge, counter_mj, window_ns, Slow())
     return EnergyCurve(history, window_ns, ceiling_mw)
 
@@ -88,7 +88,7 @@ def test_the_newest_ticks_give_what_all_of_them_give(
     span_ns = data.draw(st.integers(1, len(powers_mw) * TICK))
     end_ns = data.draw(st.integers(ends_ns - 4 * TICK, ends_ns + TICK))
     found = curve.window(end_ns - span_ns, end_ns, aligned, joins)
-    curve._h._recent = curve._h.ticks.end, Rows([], [], [], [])
+    curve._h._recent = curve._h.ticks.end, TickRows([], [], [], [])
     assert curve.window(end_ns - span_ns, end_ns, aligned, joins) == found
 
 

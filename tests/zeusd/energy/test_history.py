@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from zeusd.energy.columns import GRAINS, SECOND_NS, SPARE, Column, Ring, size_of
+from zeusd.energy.columns import GRAINS, SECOND_NS, SPARE, PackedColumn, Ring, size_of
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, TICK_ROWS, History, Slow
 from zeusd.energy.meter import Edge
@@ -22,7 +22,7 @@ def memory() -> memoryview:
 
 
 def test_a_ring_keeps_the_newest_rows_under_their_numbers() -> None:
-    columns = (Column("a", "q"), Column("b", "h"))
+    columns = (PackedColumn("a", "q"), PackedColumn("b", "h"))
     ring = Ring(columns, 9, memoryview(bytearray(size_of(columns, 9))))
     for number in range(12):
         ring.append(number * 10, -number)
@@ -34,7 +34,7 @@ def test_a_ring_keeps_the_newest_rows_under_their_numbers() -> None:
 
 
 def test_rows_are_found_and_read_wherever_the_ring_begins_again() -> None:
-    columns = (Column("a", "q"),)
+    columns = (PackedColumn("a", "q"),)
     ring = Ring(columns, 9, memoryview(bytearray(size_of(columns, 9))))
     column = ring.column(0)
     for count in range(40):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests import seeds
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import MS
@@ -53,7 +53,9 @@ class Board:
             place = bisect.bisect_right(self.times, self.now_ns + self.chance.randrange(took_ns))
             value_mj = self.values[max(0, place - 1)]
             middle_ns = self.now_ns + took_ns // 2
-            self.channel.observe(Sensors(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns))
+            self.channel.observe(
+                SensorValues(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns)
+            )
             self.looks.append(self.now_ns)
             low_ns, high_ns = self.channel.next_read_ns, self.channel.latest_read_ns
             due_ns = self.chance.randint(low_ns, high_ns) if low_ns else 0
@@ -124,7 +126,9 @@ def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
         place = bisect.bisect_right(board.times, board.now_ns)
         value_mj = board.values[max(0, place - 1)]
         middle_ns = board.now_ns - took_ns // 2
-        board.channel.observe(Sensors(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns))
+        board.channel.observe(
+            SensorValues(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns)
+        )
     assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.002)
     ticks = board.history.ticks
     assert board.history.t_ns[ticks.end - 1] - board.history.t_ns[ticks.end - 2] < 150 * MS
@@ -138,7 +142,7 @@ def test_power_without_a_usable_counter_covers_a_part_of_each_tick() -> None:
     for _ in range(2_000):
         t_ns = max(t_ns + 100_000, channel.latest_read_ns)
         power_mw = 90_000 + t_ns // (100 * MS) % 7  # a new reading every 100 ms
-        channel.observe(Sensors(t_ns, None, power_mw, None, None))
+        channel.observe(SensorValues(t_ns, None, power_mw, None, None))
     ends_ns = history.ends_ns
     doubtful = channel.curve.window(ends_ns - 165 * MS, ends_ns - 135 * MS, True)
     assert doubtful.energy_uj == pytest.approx(90_000 * 30, rel=0.02)

@@ -6,23 +6,23 @@ import random
 import pytest
 
 from tests import seeds
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import EXACT, MS, Meter, SensorTiming, sensor_timing
+from zeusd.energy.meter import EXACT, MS, GpuMeter, SensorTiming, sensor_timing
 
 TICK = 100 * MS
 
 
-def reading(t_ns: int, energy_mj: int | None, power_mw: int | None) -> Sensors:
-    return Sensors(t_ns, energy_mj, power_mw, None, None)
+def reading(t_ns: int, energy_mj: int | None, power_mw: int | None) -> SensorValues:
+    return SensorValues(t_ns, energy_mj, power_mw, None, None)
 
 
 class Ticking:
     """A GPU at constant power whose counter ticks, and the meter that adds it up."""
 
     def __init__(self, window_ns: int | None = None, counter_mj: int | None = 5_000_000) -> None:
-        self.meter = Meter(SensorTiming(window_ns, window_ns))
+        self.meter = GpuMeter(SensorTiming(window_ns, window_ns))
         self.t_ns = 10 * TICK
         self.counter_mj = counter_mj
         self.energy_uj = 0
@@ -112,7 +112,7 @@ def test_nothing_is_counted_twice_after_a_pause_of_readings(after_ticks: int, co
     tick_ns = 20 * MS
     channel = Channel(0, History(memoryview(bytearray(SIZE))), 5, "Tesla V100", 300_000)
 
-    def shown(t_ns: int) -> Sensors:
+    def shown(t_ns: int) -> SensorValues:
         return reading(t_ns, 1_000 + t_ns // tick_ns * 520 if counts else None, 26_000)
 
     edges = []

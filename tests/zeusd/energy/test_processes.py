@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus_ipc.charging import Method
-from zeusd.energy.accountant import MAX_PROCESSES, SECOND_NS, Accountant, Fact, Position, Span
+from zeusd.energy.accountant import MAX_PROCESSES, SECOND_NS, Accountant, Fact, FactSpan, Position
 from zeusd.energy.split import Account, Charge, ChargedProcess, Claim, Kind, divide
 
 ALICE = Account(Kind.USER, uid=1000)
@@ -57,7 +57,7 @@ def test_processes_without_end_fill_no_disk() -> None:
     accountant = Accountant(Position(0, 0))
     for pid in range(MAX_PROCESSES + 50):
         begin_ns = pid * SECOND_NS
-        span = Span(Fact.PRESENT, begin_ns, begin_ns + SECOND_NS, Claim(ALICE))
+        span = FactSpan(Fact.PRESENT, begin_ns, begin_ns + SECOND_NS, Claim(ALICE))
         span.process = ChargedProcess(pid, pid)
         accountant.add(span)
     found = accountant.settle(400 * SECOND_NS, lambda t_ns: t_ns // 1000, 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import seeds
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import PATIENT_NS, SAMPLE_NS, Channel, tiles
 from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import MS, SAMPLED
@@ -48,7 +48,7 @@ def feed(
     for first in range(0, len(samples), few):
         part = samples[first : first + few]
         now_ns = part[-1][0] + 2 * MS
-        sensors = Sensors(now_ns, counter_mj, part[-1][1], None, None)
+        sensors = SensorValues(now_ns, counter_mj, part[-1][1], None, None)
         channel.extend(now_ns, part, sensors if channel.lacks(part) else None)
 
 
@@ -98,7 +98,7 @@ def test_time_without_samples_has_the_counters_growth(counter: bool) -> None:
     end_mj = None if start_mj is None else start_mj + 10 * 300_000 + away_mj + 119 * 6_000
     again = channel_of(history)
     now_ns = later[118][0]
-    sensors = Sensors(now_ns, end_mj, 300_000, None, None)
+    sensors = SensorValues(now_ns, end_mj, 300_000, None, None)
     assert again.lacks(later[:119])
     again.extend(now_ns, later[:119], sensors)
     feed(again, later[119:], None)
@@ -117,7 +117,7 @@ def test_samples_add_up_to_the_counter_over_minutes() -> None:
         samples = steady(number, number + 1, 300)
         now_ns = samples[-1][0] + 3 * MS
         shown_mj = counter_mj - chance.randint(8, 108) * 303
-        channel.extend(now_ns, samples, Sensors(now_ns, shown_mj, 0, None, None))
+        channel.extend(now_ns, samples, SensorValues(now_ns, shown_mj, 0, None, None))
 
     for number in range(1, 400):
         second(number, 1_000_000 + number * 303_000)  # 1 % more than the samples
@@ -136,7 +136,7 @@ def test_a_counter_that_starts_again_changes_nothing() -> None:
         samples = steady(number, number + 1, 300)
         counter_mj = (5_000_000 if number < 50 else 0) + number * 300_000
         now_ns = samples[-1][0]
-        channel.extend(now_ns, samples, Sensors(now_ns, counter_mj, 0, None, None))
+        channel.extend(now_ns, samples, SensorValues(now_ns, counter_mj, 0, None, None))
     energy = channel.curve.window(2 * SECOND, 99 * SECOND, False)
     assert energy.energy_uj / 1e6 == pytest.approx(97 * 300, rel=0.003)
 
@@ -156,7 +156,7 @@ def test_a_driver_that_makes_no_more_samples_is_read_as_if_it_had_none() -> None
     while now_ns < 40 * SECOND:
         now_ns = max(now_ns + MS // 10, channel.latest_read_ns)
         counted_mj = counter_mj + (now_ns - 5 * SECOND) // tick_ns * 30_000
-        channel.observe(Sensors(now_ns, counted_mj, 300_000, None, None))
+        channel.observe(SensorValues(now_ns, counted_mj, 300_000, None, None))
     assert channel.period_ns == pytest.approx(tick_ns, rel=0.01)
     energy = channel.curve.window(3 * SECOND, 39 * SECOND, False)
     assert energy.energy_uj / 1e6 == pytest.approx(36 * 300, rel=0.01)
@@ -172,7 +172,7 @@ def test_samples_are_not_used_where_the_counter_contradicts_them(share: float, u
         now_ns = samples[-1][0]
         if channel.sampled_ns is None:
             break
-        sensors = Sensors(now_ns, counted, 0, None, None)
+        sensors = SensorValues(now_ns, counted, 0, None, None)
         channel.extend(now_ns, samples, sensors if number % 10 == 1 else None)
     assert (channel.sampled_ns is not None) is used
 
@@ -188,7 +188,7 @@ def test_samples_that_get_another_time_are_not_used_for_long(off_ms: int) -> Non
         made = steady(4, now_ns / SECOND, 300)
         shifted = [(t_ns + off_ms * MS, mw) for t_ns, mw in made]
         new = [one for one in shifted if one[0] > known_ns]
-        channel.extend(now_ns, new, Sensors(now_ns, None, 0, None, None))
+        channel.extend(now_ns, new, SensorValues(now_ns, None, 0, None, None))
         known_ns = channel.sampled_ns or known_ns
         assert channel.history.ends_ns <= now_ns
     assert now_ns < 10 * SECOND
@@ -202,7 +202,7 @@ def test_setting_the_time_of_day_back_ends_no_use_of_samples() -> None:
     for now_ns in range(5 * SECOND, 9 * SECOND, 200 * MS):
         future = [(t_ns + 3600 * SECOND, mw) for t_ns, mw in ring if t_ns > now_ns - 2_400 * MS]
         newest = steady(max(5, now_ns / SECOND - 0.2), now_ns / SECOND, 300)
-        channel.extend(now_ns, newest + future, Sensors(now_ns, None, 0, None, None))
+        channel.extend(now_ns, newest + future, SensorValues(now_ns, None, 0, None, None))
     assert channel.sampled_ns == pytest.approx(9 * SECOND, abs=250 * MS)
     assert channel.history.ends_ns < 9 * SECOND
 
@@ -232,7 +232,7 @@ def test_samples_are_read_when_somebody_waits_or_before_the_driver_forgets_them(
         while now_ns < until_ns:
             known_ns = channel.sampled_ns or 0
             samples = steady(known_ns / SECOND, (now_ns - 2 * MS) / SECOND, 100)[-119:]
-            channel.extend(now_ns, samples, Sensors(now_ns, None, 0, None, None))
+            channel.extend(now_ns, samples, SensorValues(now_ns, None, 0, None, None))
             looks += 1
             low_ns, high_ns = channel.next_read_ns, channel.latest_read_ns
             assert now_ns < channel.next_tick_ns <= low_ns <= high_ns <= now_ns + PATIENT_NS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
 from zeusd.energy.scope import GAP_NS, Scope, ScopeTest
@@ -24,8 +24,8 @@ class Chip:
         self.gpu_mw = None if gpu_w is None else gpu_w * 1000
         self.module_mw: int | None = module_w * 1000
 
-    def reading(self) -> Sensors:
-        return Sensors(
+    def reading(self) -> SensorValues:
+        return SensorValues(
             self.t_ns, int(self.energy_mj), self.gpu_mw, None, None, module_power_mw=self.module_mw
         )
 

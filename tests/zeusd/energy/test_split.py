@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeus_ipc.charging import BOUNDS, REASONS, Bounds, Method, bounds_of, reason_of
+from zeus_ipc.charging import BOUNDS, REASONS, ChargeBasis, Method, bounds_of, reason_of
 from zeusd.energy.split import (
     IDLE,
     NO_HOLDER,
@@ -138,15 +138,15 @@ def test_instances_whose_use_is_not_known_share_by_size() -> None:
 
 def test_every_method_says_what_its_bounds_are() -> None:
     assert {*BOUNDS} == {*Method}
-    assert {one for one in Method if BOUNDS[one] is not Bounds.EXACT} == {*REASONS}
-    assert bounds_of([]) is bounds_of(["allocated", "exclusive", "none"]) is Bounds.EXACT
-    assert bounds_of(["allocated", "equal"]) is Bounds.PRESENCE
+    assert {one for one in Method if BOUNDS[one] is not ChargeBasis.EXACT} == {*REASONS}
+    assert bounds_of([]) is bounds_of(["allocated", "exclusive", "none"]) is ChargeBasis.EXACT
+    assert bounds_of(["allocated", "equal"]) is ChargeBasis.PRESENCE
     # True only if the driver's samples are complete, with any other methods in the sum.
-    assert bounds_of(["weights", "utilization"]) is Bounds.ACTIVITY
-    assert bounds_of(["allocated", "of a later version"]) is Bounds.ACTIVITY
+    assert bounds_of(["weights", "utilization"]) is ChargeBasis.ACTIVITY
+    assert bounds_of(["allocated", "of a later version"]) is ChargeBasis.ACTIVITY
     # By rule, and nobody's doing.
-    assert bounds_of(["weights"], meet=True) is Bounds.EXACT
-    assert bounds_of(["weights", "utilization"], meet=True) is Bounds.ACTIVITY
+    assert bounds_of(["weights"], meet=True) is ChargeBasis.EXACT
+    assert bounds_of(["weights", "utilization"], meet=True) is ChargeBasis.ACTIVITY
     assert reason_of(["allocated", "none"]) == ""
     assert reason_of(["weights", "utilization"]).count(";") == 1
     assert "," not in reason_of([one.value for one in Method])

@@ -8,7 +8,7 @@ from tests.zeusd.ledger.test_accounts import allocate, deallocate, usage
 from tests.zeusd.ledger.test_shared import ALL, GPU, IDLE_W, Shared
 from tests.zeusd.ledger.test_shared import shared as shared
 from tests.zeusd.ledger.world import World
-from zeus_ipc.charging import Bounds, bounds_of
+from zeus_ipc.charging import ChargeBasis, bounds_of
 from zeus_ipc.replies import Usage, UsageSum
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.energy.columns import SECOND_NS
@@ -64,7 +64,7 @@ def test_jobs_that_change_while_a_gpu_is_not_read_are_charged_between_bounds(
     for (_, method), one in found.items():
         spread_uj = one.upper_uj - one.lower_uj
         assert spread_uj >= gap_uj if method == "unread" else spread_uj == 0
-        assert (bounds_of([method], not spread_uj) is Bounds.EXACT) is (method != "unread")
+        assert (bounds_of([method], not spread_uj) is ChargeBasis.EXACT) is (method != "unread")
     assert found["7", "unread"].lower_uj == 0
     assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj
 

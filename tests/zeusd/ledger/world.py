@@ -15,7 +15,7 @@ from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.ledger.schema import open_ledger, open_to_read
-from zeusd.ledger.store import Store
+from zeusd.ledger.store import LedgerStore
 from zeusd.ledger.usage import Reader
 from zeusd.runtime.accounts import Accounts, Clocks, Retention
 from zeusd.runtime.control_groups import JobGroups
@@ -133,7 +133,7 @@ class World:
         known = [*self.gpus, "cpu:0"]
         accounts = ReadAccounts(
             self.directory,
-            Store(connection, boot),
+            LedgerStore(connection, boot),
             lambda: known,
             cast("Callable[[str], Source | None]", self.gpus.get),
             clocks,

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from zeusd.energy.accountant import Fact, Span
+from zeusd.energy.accountant import Fact, FactSpan
 from zeusd.runtime.identities import Identities
 from zeusd.runtime.presence import Exits, Presence
 
@@ -39,7 +39,7 @@ def start(pid: int, uid: int | None) -> None:
 
 def main(forks: int) -> None:
     """Prints how many processes were listed, and how many of them were charged as others."""
-    spans: list[Span] = []
+    spans: list[FactSpan] = []
     exits = Exits()
     offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     presence = Presence(

@@ -19,7 +19,7 @@ from zeusd.runtime.control_groups import (
     MOUNTS,
     ControlGroup,
     ControlGroups,
-    Workload,
+    ProcessWorkload,
     WorkloadKind,
     job_of,
     workload_of,
@@ -57,7 +57,7 @@ class Tree:
     def groups(self, memberships: str) -> list[ControlGroup]:
         return ControlGroups(self._table, owner=os.getuid()).of(memberships)
 
-    def workload(self, path: str) -> Workload | None:
+    def workload(self, path: str) -> ProcessWorkload | None:
         return workload_of(self.groups(f"0::/{path}\n"))
 
 
@@ -69,7 +69,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_path_that_root_owns_counts_whole(tree: Tree) -> None:
     tree.make(STEP)
     assert tree.groups(f"0::/{STEP}\n") == [ControlGroup(f"/{STEP}")]
-    assert tree.workload(STEP) == Workload(WorkloadKind.JOB, "7")
+    assert tree.workload(STEP) == ProcessWorkload(WorkloadKind.JOB, "7")
 
 
 # Names of groups below a user's own, by which the user imitates someone else.
@@ -93,7 +93,7 @@ def test_names_below_a_users_own_group_are_the_users(tree: Tree, name: str) -> N
     path = f"{OWN}/{name}"
     tree.make(path)
     os.chown(tree.root / OWN, 1000, 1000)
-    assert tree.workload(path) == Workload(WorkloadKind.USER, "1000")
+    assert tree.workload(path) == ProcessWorkload(WorkloadKind.USER, "1000")
     assert job_of(tree.groups(f"0::/{path}\n")) == ""
 
 
@@ -117,7 +117,7 @@ def test_a_group_in_a_job_that_is_its_users_own_does_not_name_another_job(tree: 
     inner = f"{STEP}/slurmstepd.scope/job_8"
     tree.make(inner)
     os.chown(tree.root / STEP, 1000, 1000)
-    assert tree.workload(inner) == Workload(WorkloadKind.JOB, "7")
+    assert tree.workload(inner) == ProcessWorkload(WorkloadKind.JOB, "7")
 
 
 def test_a_group_that_others_may_write_is_not_roots_alone(tree: Tree) -> None:
@@ -323,4 +323,4 @@ def test_no_mount_point_is_another_line(tree: Tree) -> None:
         "a line of nonsense",
         f"30 1 0:26 / {tree.root} rw - cgroup2 cgroup2 rw",
     )
-    assert tree.workload(STEP) == Workload(WorkloadKind.JOB, "7")
+    assert tree.workload(STEP) == ProcessWorkload(WorkloadKind.JOB, "7")

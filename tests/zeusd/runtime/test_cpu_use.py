@@ -15,7 +15,7 @@ from zeus_ipc.requests import Allocate, GetUsage
 from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
-from zeusd.ledger.store import Store
+from zeusd.ledger.store import LedgerStore
 from zeusd.runtime.accounting import READ_NS, CpuAccounts
 from zeusd.runtime.accounts import Clocks, Retention
 from zeusd.runtime.control_groups import ROOT, JobGroups
@@ -176,7 +176,7 @@ def test_packages_are_charged_by_cpu_time_in_their_own_ledger(
     clocks = Clocks(lambda: package.now_ns, world.utc_ns, lambda: package.now_ns)
     accounts = ReadAccounts(
         tmp_path / "cpu",
-        Store(connection, "boot"),
+        LedgerStore(connection, "boot"),
         lambda: [*world.gpus],
         world.gpus.get,
         clocks,

@@ -9,7 +9,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Timeline, WindowEnergies
 from zeus_ipc.requests import PAUSE, Domain, GetTimeline
 from zeusd.core.model import Failure
-from zeusd.energy.curve import Energy, EnergyCurve
+from zeusd.energy.curve import EnergyCurve, WindowEnergy
 from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import Edge
 from zeusd.runtime import historian as module
@@ -304,7 +304,7 @@ def test_windows_that_follow_each_other_are_looked_up_as_such() -> None:
             aligned: bool,
             joins: tuple[bool, bool] = (False, False),
             pauses: Sequence[tuple[int, int]] = (),
-        ) -> Energy:
+        ) -> WindowEnergy:
             joined.append(joins)
             assert pauses == [(apart - pause, apart), (apart + step, BEGIN_NS * 2)]
             return super().window(begin_ns, end_ns, aligned, joins, pauses)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from zeusd.runtime.control_groups import ControlGroup, Workload, WorkloadKind, job_of, workload_of
+from zeusd.runtime.control_groups import (
+    ControlGroup,
+    ProcessWorkload,
+    WorkloadKind,
+    job_of,
+    workload_of,
+)
 
 UID = "1f2e3d4c-0000-1111-2222-333344445555"
 SLICE_UID = UID.replace("-", "_")
@@ -116,7 +122,7 @@ NOTHING = [
 
 @pytest.mark.parametrize(("path", "kind", "name"), LAYOUTS)
 def test_each_layout_is_known(path: str, kind: WorkloadKind, name: str) -> None:
-    assert workload_of([ControlGroup(path)]) == Workload(kind, name)
+    assert workload_of([ControlGroup(path)]) == ProcessWorkload(kind, name)
     assert job_of([ControlGroup(path)]) == (
         name if kind in (WorkloadKind.JOB, WorkloadKind.POD) else ""
     )
@@ -133,8 +139,8 @@ def test_in_version_1_one_hierarchy_that_knows_is_enough() -> None:
         ControlGroup("/user.slice/user-1000.slice"),
         ControlGroup("/slurm/uid_1000/job_99/step_0"),
     ]
-    assert workload_of(groups) == Workload(WorkloadKind.JOB, "99")
-    assert workload_of(groups[:2]) == Workload(WorkloadKind.USER, "1000")
+    assert workload_of(groups) == ProcessWorkload(WorkloadKind.JOB, "99")
+    assert workload_of(groups[:2]) == ProcessWorkload(WorkloadKind.USER, "1000")
     assert workload_of([]) is None
 
 

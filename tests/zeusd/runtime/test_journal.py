@@ -13,7 +13,7 @@ import pytest
 from zeusd.core.entries import Recorded, Strange
 from zeusd.records import Entry, record, replay
 from zeusd.runtime import journal as module
-from zeusd.runtime.journal import Change, Journal, JournalError, orphans
+from zeusd.runtime.journal import EntryChange, Journal, JournalError, orphans
 
 BOOT = "boot-1"
 
@@ -25,7 +25,7 @@ def opened(directory: Path, name: str = "journal", boot: str = BOOT) -> Journal:
 
 
 def put(journal: Journal, key: str, entry: Entry) -> None:
-    journal.commit([Change(key, Strange(entry), intent=True)])
+    journal.commit([EntryChange(key, Strange(entry), intent=True)])
 
 
 def plain(entries: dict[str, Recorded]) -> dict[str, Entry]:
@@ -46,7 +46,7 @@ def test_stored_entries_survive_a_restart_and_forgotten_ones_do_not(
     put(journal, "a", {"x": 1})
     put(journal, "b", {"x": 2})
     put(journal, "a", {"x": 3})
-    journal.commit([Change("b", None)])
+    journal.commit([EntryChange("b", None)])
     journal.close()
     assert reread(tmp_path / "state") == {"a": {"x": 3}}
 
@@ -301,7 +301,7 @@ def test_the_file_does_not_grow_forever(tmp_path: Path, monkeypatch: pytest.Monk
     journal = opened(tmp_path)
     for number in range(500):
         put(journal, "a", {"x": number})
-        journal.commit([Change("a", Strange({"x": -number}))], sync=False)
+        journal.commit([EntryChange("a", Strange({"x": -number}))], sync=False)
         assert journal.path.read_bytes().count(b'"a"') <= 51
     journal.close()
     assert reread(tmp_path) == {"a": {"x": -499}}
@@ -314,7 +314,7 @@ def test_rewriting_costs_no_more_than_appending_however_much_is_kept(
     """As with thousands of lost leases of processes that sleep: they are not written each time."""
     monkeypatch.setattr(module, "REWRITE_AFTER", 50)
     journal = opened(tmp_path)
-    journal.commit([Change(f"loss/{number}", Strange({})) for number in range(entries)])
+    journal.commit([EntryChange(f"loss/{number}", Strange({})) for number in range(entries)])
     rewritten: list[int] = []
     rewrite = journal._rewrite
 
@@ -357,14 +357,14 @@ def test_all_changes_of_one_event_are_written_and_synced_at_once(
 
     monkeypatch.setattr(os, "fdatasync", sync)
     changes = [
-        Change("a", Strange({"x": 1})),
-        Change("b", Strange({"x": 2}), intent=True),
-        Change("a", None),
+        EntryChange("a", Strange({"x": 1})),
+        EntryChange("b", Strange({"x": 2}), intent=True),
+        EntryChange("a", None),
     ]
     journal.commit(changes)
     assert synced == [{"b": {"x": 2}}]
     journal.commit([])
-    journal.commit([Change("never", None)])
+    journal.commit([EntryChange("never", None)])
     assert len(synced) == 1, "there was nothing to write"
     journal.close()
 
@@ -377,14 +377,14 @@ def test_a_value_with_a_durable_record_is_written_without_a_sync(
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     for number in range(10):
-        journal.commit([Change("a", Strange({"x": number}))], sync=False)
+        journal.commit([EntryChange("a", Strange({"x": number}))], sync=False)
     assert synced == []
     assert journal.durable("a") == Strange({"x": 1})
     assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 9}}
     put(journal, "b", {})
     assert len(synced) == 1
     assert journal.durable("a") == Strange({"x": 9})
-    journal.commit([Change("a", Strange({"x": 10}))], sync=False)
+    journal.commit([EntryChange("a", Strange({"x": 10}))], sync=False)
     journal._rewrite()
     assert journal.durable("a") == Strange({"x": 10})
     journal.close()
@@ -402,14 +402,14 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
     with pytest.raises(OSError, match="full"):
         journal.commit(
             [
-                Change("kept", Strange({"x": 2})),
-                Change("intent", Strange({}), True),
-                Change("gone", None),
+                EntryChange("kept", Strange({"x": 2})),
+                EntryChange("intent", Strange({}), True),
+                EntryChange("gone", None),
             ]
         )
     for key, number in (("noted", 5), ("gone", 1), ("gone", 7)):
         with pytest.raises(OSError, match="full"):
-            journal.commit([Change(key, Strange({"x": number}))], sync=False)
+            journal.commit([EntryChange(key, Strange({"x": number}))], sync=False)
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
     # An entry to be deleted covers nothing, although it is still on disk; nor do later ones.
     assert durable == {"kept": Strange({"x": 1}), "gone": None, "intent": None, "noted": None}
@@ -546,10 +546,10 @@ def test_a_full_disk_still_takes_deletions(
         put(journal, "pending/a/b", {"x": number})
     put(journal, 'odd"[é\n', {})
     if not sync:
-        journal.commit([Change("pending/a", Strange({"x": 4}))], sync=False)
+        journal.commit([EntryChange("pending/a", Strange({"x": 4}))], sync=False)
     size = journal.path.stat().st_size
     FullDisk(monkeypatch).full = True
-    journal.commit([Change("pending/a", None), Change('odd"[é\n', None)])
+    journal.commit([EntryChange("pending/a", None), EntryChange('odd"[é\n', None)])
     assert journal.path.stat().st_size == size
     said = replay(journal.path.read_bytes(), BOOT)
     assert (said.entries, said.trouble, said.torn) == ({"pending/a/b": {"x": 2}}, None, False)
@@ -571,10 +571,14 @@ def test_a_deletion_on_a_full_disk_waits_for_what_was_changed_before_it(
     disk = FullDisk(monkeypatch)
     disk.full = True
     with pytest.raises(OSError, match="full"):
-        journal.commit([Change("debt", Strange({"x": 1}))], sync=False)
+        journal.commit([EntryChange("debt", Strange({"x": 1}))], sync=False)
     with pytest.raises(OSError, match="full"):
         journal.commit(
-            [Change("resting", Strange({})), Change("ceiling", None), Change("debt", None)]
+            [
+                EntryChange("resting", Strange({})),
+                EntryChange("ceiling", None),
+                EntryChange("debt", None),
+            ]
         )
     found = replay(journal.path.read_bytes(), BOOT).entries
     assert found == {"first": {}, "ceiling": {}, "debt": {}}

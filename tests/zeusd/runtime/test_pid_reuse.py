@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from zeusd.energy.accountant import Accountant, Fact, Position, Settlement, Span
+from zeusd.energy.accountant import Accountant, Fact, FactSpan, Position, Settlement
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.identities import Identities
 from zeusd.runtime.presence import Exits, Presence
@@ -59,13 +59,13 @@ def child(uid: int) -> tuple[int, int]:
 
 def main(forks: int) -> None:
     """Lists each process while it runs, and asks how the account of the GPU charges it."""
-    spans: list[Span] = []
+    spans: list[FactSpan] = []
     exits, accountant = Exits(), Accountant(Position(time.monotonic_ns(), 0))
     begin_ns = accountant.position.t_ns
     truth: list[tuple[Account, int, int]] = []
     pids = set()
 
-    def add(_: str, span: Span) -> None:
+    def add(_: str, span: FactSpan) -> None:
         accountant.add(span)
         if span.fact is Fact.PRESENT:
             spans.append(span)

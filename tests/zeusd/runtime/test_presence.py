@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import wait_for
-from zeusd.energy.accountant import NEVER_NS, Fact, Span
+from zeusd.energy.accountant import NEVER_NS, Fact, FactSpan
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.identities import Identities, Identity, is_ignored
 from zeusd.runtime.presence import LIST_FAILED, LIST_NS, TICK_NS, UNKNOWN_PROCESS, Exits, Presence
@@ -49,7 +49,7 @@ class Node:
     def __init__(self) -> None:
         self.now_ns = 100 * LIST_NS
         self.processes = Processes()
-        self.spans: list[Span] = []
+        self.spans: list[FactSpan] = []
         self.exits = Exits(lambda: self.now_ns)
         identities: Identities = self.processes
         self.presence = Presence(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import NOBODY, as_nobody, public_directory, wait_for
-from zeusd.core.model import Peer, Process
+from zeusd.core.model import Peer, ProcessIdentity
 from zeusd.identity import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.identities import Identities
 from zeusd.runtime.processes import (
@@ -36,10 +36,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def process_of(pid: int) -> Process:
+def process_of(pid: int) -> ProcessIdentity:
     pidfd = os.pidfd_open(pid)
     try:
-        return Process(pid, process_cookie(pid, pidfd, pidfd_inodes_are_unique()))
+        return ProcessIdentity(pid, process_cookie(pid, pidfd, pidfd_inodes_are_unique()))
     finally:
         os.close(pidfd)
 
@@ -162,12 +162,12 @@ def test_a_process_of_another_cookie_is_another_process() -> None:
     pidfd = open_process(own)
     assert pidfd is not None
     os.close(pidfd)
-    assert open_process(Process(own.pid, own.cookie + 1)) is None
+    assert open_process(ProcessIdentity(own.pid, own.cookie + 1)) is None
 
 
 def test_death_is_reported_once_and_only_while_watched(sleeper: subprocess.Popen[bytes]) -> None:
     reactor = Reactor()
-    gone: list[Process] = []
+    gone: list[ProcessIdentity] = []
     watch = ProcessWatch(reactor, lambda process: (gone.append(process), reactor.stop())[0])
     process = process_of(sleeper.pid)
     watch.attach(process, os.pidfd_open(sleeper.pid))
@@ -187,7 +187,7 @@ def test_a_process_that_is_gone_before_it_is_watched_is_reported(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     reactor = Reactor()
-    gone: list[Process] = []
+    gone: list[ProcessIdentity] = []
     watch = ProcessWatch(reactor, lambda process: (gone.append(process), reactor.stop())[0])
     process = process_of(sleeper.pid)
     watch.watch(process)

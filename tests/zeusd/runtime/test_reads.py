@@ -19,7 +19,7 @@ from zeus_ipc.replies import (
 )
 from zeus_ipc.requests import request_adapter
 from zeus_ipc.wire import Message
-from zeusd.core.effects import Read, Reading
+from zeusd.core.effects import Read, ReadingMade
 from zeusd.runtime.historian import LookUp
 from zeusd.runtime.reads import PROCESSES_NS, Reads
 
@@ -86,7 +86,7 @@ class Scene:
             timer()
 
 
-def _read(reading: Reading, power_mw: int) -> Message:
+def _read(reading: ReadingMade, power_mw: int) -> Message:
     """A worker's answer."""
     processes = [
         ProcessInfo(pid=uid, uid=uid, command="x", job="7", memory_mib=1, compute=True)
@@ -97,14 +97,14 @@ def _read(reading: Reading, power_mw: int) -> Message:
         for name, one in GpuState.model_fields.items()
         if one.is_required() and name not in ("t_ns", "power_mw")
     ]
-    answers: dict[Reading, Message] = {
-        Reading.STATE: GpuState(t_ns=1, power_mw=power_mw, **dict.fromkeys(unknown)),
-        Reading.ENERGY: EnergyReading(t_ns=1, energy_mj=1),
-        Reading.POWER: PowerReading(
+    answers: dict[ReadingMade, Message] = {
+        ReadingMade.STATE: GpuState(t_ns=1, power_mw=power_mw, **dict.fromkeys(unknown)),
+        ReadingMade.ENERGY: EnergyReading(t_ns=1, energy_mj=1),
+        ReadingMade.POWER: PowerReading(
             t_ns=1, instant_mw=power_mw, average_mw=None, memory_average_mw=None
         ),
-        Reading.CLOCKS: SupportedClocks(memory_mhz=[], gpu_mhz={}),
-        Reading.PROCESSES: GpuProcesses(t_ns=1, processes=processes),
+        ReadingMade.CLOCKS: SupportedClocks(memory_mhz=[], gpu_mhz={}),
+        ReadingMade.PROCESSES: GpuProcesses(t_ns=1, processes=processes),
     }
     return answers[reading]
 

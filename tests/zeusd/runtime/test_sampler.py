@@ -13,13 +13,13 @@ import pytest
 from tests.support import wait_for
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import Backend, Sensors
+from zeusd.devices.port import Backend, SensorValues
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.energy.history import SIZE, History
 from zeusd.runtime import sampler
 from zeusd.runtime.devices import inspect_gpu
 from zeusd.runtime.sampler import Sampler, Source
-from zeusd.runtime.sources import GpuSource, Sample
+from zeusd.runtime.sources import GpuSource, TickReading
 
 
 class Sampled:
@@ -30,7 +30,7 @@ class Sampled:
         self.nvml = SimulatedBackend(spec, clock_ns=self.clock, sleep=self.clock.sleep)
         self.nvml.init()
         self.looks = 0
-        self.samples: list[tuple[str, Sample]] = []
+        self.samples: list[tuple[str, TickReading]] = []
         self.sampler = Sampler(
             lambda name: None, lambda name, sample: self.samples.append((name, sample)), self.clock
         )
@@ -50,7 +50,7 @@ class Sampled:
     def count_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = self.nvml.sensors
 
-        def sensors(gpu: Any, *which: bool) -> Sensors:
+        def sensors(gpu: Any, *which: bool) -> SensorValues:
             self.looks += 1
             return real(gpu, *which)
 
@@ -122,7 +122,7 @@ def test_the_energy_of_a_call_that_hung_is_spread_over_its_time(
     node.clock.sleep(25)
     (source,), real, hung = node.sources, node.nvml.sensors, []
 
-    def sensors(gpu: Any, *which: bool) -> Sensors:
+    def sensors(gpu: Any, *which: bool) -> SensorValues:
         if hung:
             return real(gpu, *which)
         hung.append(node.clock())
@@ -187,7 +187,7 @@ def test_one_senseless_reading_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     node.clock.sleep(2)
     real, numbers = node.nvml.sensors, itertools.count()
 
-    def sensors(gpu: Any, *which: bool) -> Sensors:
+    def sensors(gpu: Any, *which: bool) -> SensorValues:
         reading = real(gpu, *which)
         number = next(numbers)
         if number % 7 == 3:
@@ -279,7 +279,7 @@ def test_the_drivers_samples_are_read_a_few_at_a_time(monkeypatch: pytest.Monkey
         reads += 1
         return samples(gpu, since_ns)
 
-    def counted(gpu: Any, counter: bool = True, averages: bool = True) -> Sensors:
+    def counted(gpu: Any, counter: bool = True, averages: bool = True) -> SensorValues:
         nonlocal counters
         counters += counter
         return sensors(gpu, counter, averages)

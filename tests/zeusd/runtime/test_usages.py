@@ -16,7 +16,7 @@ from zeus_ipc.requests import Allocate, GetUsage
 from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure
 from zeusd.ledger import schema
-from zeusd.ledger.usage import Reader, Usage
+from zeusd.ledger.usage import Reader, UsageAnswer
 from zeusd.runtime import usages
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.usages import MAX_WAITING
@@ -64,12 +64,12 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
 
     def usage_of(
         reader: Reader, request: GetUsage, uid: int | None
-    ) -> Generator[None, None, Usage]:
+    ) -> Generator[None, None, UsageAnswer]:
         made.running.add(uid or 0)
         while uid == FLOODER and not made.end.is_set():
             yield
         made.running.discard(uid or 0)
-        return Usage([], [0])
+        return UsageAnswer([], [0])
 
     monkeypatch.setattr(usages, "usage_of", usage_of)
     accounting.start()
@@ -85,7 +85,7 @@ def test_neither_writes_nor_other_users_wait_for_a_long_query(ledger: Ledger) ->
         ticket = ask()
         answered, result = ledger.answer()
         assert answered == ticket
-        assert isinstance(result, (replies.Done, replies.Usage))
+        assert isinstance(result, (replies.EmptyResult, replies.Usage))
     ledger.end.set()
     assert {ledger.answer()[0] for _ in flood} == flood
 
@@ -126,14 +126,14 @@ def test_beyond_a_burst_a_user_has_a_share_of_the_time(
 
     def usage_of(
         reader: Reader, request: GetUsage, uid: int | None
-    ) -> Generator[None, None, Usage]:
+    ) -> Generator[None, None, UsageAnswer]:
         nonlocal now_ns
         assert uid is not None
         for _ in range(10 if uid == HONEST else 1_000_000):
             steps[uid] += 1
             now_ns += 1_000_000
             yield
-        return Usage([], [0])
+        return UsageAnswer([], [0])
 
     monkeypatch.setattr(usages, "usage_of", usage_of)
     monkeypatch.setattr(usages, "BURST_NS", 100_000_000)

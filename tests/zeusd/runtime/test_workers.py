@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from zeus_ipc.controls import Control
-from zeusd.core.effects import Read, Reading, Write
+from zeusd.core.effects import Read, ReadingMade, Write
 from zeusd.core.entries import PendingRestore
-from zeusd.core.model import Failure, Process
-from zeusd.devices.port import Outcome
+from zeusd.core.model import Failure, ProcessIdentity
+from zeusd.devices.port import CallOutcome
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.gpu import Quirks
-from zeusd.restore_rule import Holds, Refused, Unknown
+from zeusd.restore_rule import Holds, Unknown, WriteRefused
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.workers import MAX_QUEUED, GpuWorker
 
-RECORD = PendingRestore("GPU-x", Control.POWER_LIMIT, Process(1, 1), 0, "", 0, 0, (), ())
+RECORD = PendingRestore("GPU-x", Control.POWER_LIMIT, ProcessIdentity(1, 1), 0, "", 0, 0, (), ())
 
 
 class Worker:
@@ -66,7 +66,7 @@ def worker() -> Iterator[Worker]:
 def test_a_write_touches_nothing_if_it_finds_what_it_did_not_expect(worker: Worker) -> None:
     assert worker.write(200, 250) == Holds((200_000,))
     assert worker.nvml.power_limit_mw(worker.gpu) == 200_000
-    assert worker.write(150, 250, 180) == Refused(None, (200_000,))
+    assert worker.write(150, 250, 180) == WriteRefused(None, (200_000,))
     assert worker.nvml.power_limit_mw(worker.gpu) == 200_000
     assert worker.write(150, 250, 200) == Holds((150_000,))
     assert worker.write(120) == Holds((120_000,)), "without an expectation it writes"
@@ -79,13 +79,13 @@ def test_locked_clocks_cannot_be_read_and_so_are_not_compared(worker: Worker) ->
 
 
 def test_limits_and_failures(worker: Worker) -> None:
-    assert worker.ask(Read(3, "GPU-x", Reading.LIMITS)) == (100_000, 250_000)
-    assert worker.ask(Read(4, "GPU-x", Reading.COMPUTE_UIDS)) == frozenset()
+    assert worker.ask(Read(3, "GPU-x", ReadingMade.LIMITS)) == (100_000, 250_000)
+    assert worker.ask(Read(4, "GPU-x", ReadingMade.COMPUTE_UIDS)) == frozenset()
     refused = worker.write(999)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, WriteRefused)
     assert refused.invalid
     failure = refused.trouble
-    assert failure.outcome is Outcome.INVALID
+    assert failure.outcome is CallOutcome.INVALID
     assert failure.details["device_code"] == 2
 
 
@@ -124,7 +124,7 @@ def test_one_failed_reading_back_proves_nothing(worker: Worker, code: int) -> No
     assert isinstance(worker.write_over(150, 160), Unknown)
     worker.nvml.inject(0, "set_power_limit", code=code)
     refused = code in (2, 3, 4, 13, 25)
-    assert isinstance(worker.write_over(160, 170), Refused if refused else Unknown)
+    assert isinstance(worker.write_over(160, 170), WriteRefused if refused else Unknown)
 
 
 def test_one_stale_reading_is_no_change_by_someone_else(worker: Worker) -> None:
@@ -133,7 +133,7 @@ def test_one_stale_reading_is_no_change_by_someone_else(worker: Worker) -> None:
     assert worker.write(150, 200) == Holds((150_000,))
     worker.nvml.misbehave(0, Quirks(stale_reads=1))
     worker.nvml.set_power_limit(worker.gpu, 120_000)
-    assert worker.ask(Read(9, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT)) == (120_000,)
+    assert worker.ask(Read(9, "GPU-x", ReadingMade.CONTROL, Control.POWER_LIMIT)) == (120_000,)
 
 
 def test_a_restore_is_not_queued_behind_readers_and_equal_reads_are_one_call(
@@ -146,12 +146,12 @@ def test_a_restore_is_not_queued_behind_readers_and_equal_reads_are_one_call(
         return sensors(gpu)
 
     monkeypatch.setattr(worker.nvml, "sensors", gated)
-    reads = [Read(100 + number, "GPU-x", Reading.ENERGY) for number in range(MAX_QUEUED)]
+    reads = [Read(100 + number, "GPU-x", ReadingMade.ENERGY) for number in range(MAX_QUEUED)]
     for read in reads:
         worker.worker.submit(read)
-    worker.worker.submit(Read(1, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT))
+    worker.worker.submit(Read(1, "GPU-x", ReadingMade.CONTROL, Control.POWER_LIMIT))
     worker.worker.submit(Write(2, "GPU-x", Control.POWER_LIMIT, (150_000,), RECORD))
-    worker.worker.submit(Read(3, "GPU-x", Reading.ENERGY))
+    worker.worker.submit(Read(3, "GPU-x", ReadingMade.ENERGY))
     all_wait.set()
     done = [worker.next() for _ in range(len(reads) + 3)]
     order = [ticket for ticket, _ in done]
@@ -168,11 +168,11 @@ def test_processes_are_read_with_their_user_and_command(worker: Worker) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     work = worker.nvml.open_work([0], "model/compute", pid=os.getpid())
-    (process,) = worker.ask(Read(1, "GPU-x", Reading.PROCESSES)).processes
+    (process,) = worker.ask(Read(1, "GPU-x", ReadingMade.PROCESSES)).processes
     assert (process.pid, process.uid) == (os.getpid(), os.geteuid())
     assert process.memory_mib > 1000
     assert process.command == command_of(os.getpid()) != ""
     work.close()
     worker.nvml.open_work([0], "model/compute", pid=gone.pid)
-    (process,) = worker.ask(Read(2, "GPU-x", Reading.PROCESSES)).processes
+    (process,) = worker.ask(Read(2, "GPU-x", ReadingMade.PROCESSES)).processes
     assert (process.uid, process.command, process.job) == (None, None, None)

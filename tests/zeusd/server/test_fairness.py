@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from tests import seeds
-from zeusd.server.fairness import PENALTY_NS, Cost, Limits, Turns, User
+from zeusd.server.fairness import PENALTY_NS, Cost, Limits, Turns, UserShare
 
 SECOND_NS = 1_000_000_000
 
@@ -14,7 +14,7 @@ SECOND_NS = 1_000_000_000
 class Peer:
     """A connection with messages to be read."""
 
-    def __init__(self, name: str, user: User[Peer], messages: float, size: int = 0) -> None:
+    def __init__(self, name: str, user: UserShare[Peer], messages: float, size: int = 0) -> None:
         self.name = name
         self.user = user
         self.left = messages

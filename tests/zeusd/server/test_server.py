@@ -23,7 +23,7 @@ from zeus_ipc.replies import ErrorBody, UserLoad
 from zeus_ipc.requests import Request
 from zeusd.core.model import Peer
 from zeusd.runtime.reactor import Reactor
-from zeusd.runtime.sources import Sample
+from zeusd.runtime.sources import TickReading
 from zeusd.server import acceptor, descriptors
 from zeusd.server import server as server_module
 from zeusd.server.fairness import Limits
@@ -226,7 +226,7 @@ def subscriber(context: Any, path: str, *topics: bytes) -> Any:
 
 
 def publish(running: Running, name: str, number: int) -> None:
-    sample = Sample(1, 2, 3, None, number)
+    sample = TickReading(1, 2, 3, None, number)
     running.on_loop(lambda: running.server.publish(name, sample))
 
 

@@ -27,10 +27,10 @@ from zeusd.server.zmtp import (
     READ_BYTES,
     Cancel,
     Event,
+    HandshakeDone,
     Ignored,
-    Message,
     ProtocolError,
-    Ready,
+    RequestFrame,
     Role,
     Subscribe,
     ZmtpEngine,
@@ -52,7 +52,7 @@ def events(engine: ZmtpEngine, data: bytes) -> list[Event]:
 def traffic(role: Role = Role.ROUTER, kind: bytes = b"DEALER") -> ZmtpEngine:
     """An engine whose handshake is over."""
     engine = ZmtpEngine(role)
-    assert events(engine, hello(kind)) == [Ready(kind)]
+    assert events(engine, hello(kind)) == [HandshakeDone(kind)]
     engine.data_to_send()
     return engine
 
@@ -69,21 +69,21 @@ def test_the_whole_greeting_is_sent_before_the_peer_says_a_word() -> None:
 def test_a_dealer_shakes_hands_and_is_answered(greeting: bytes) -> None:
     engine = ZmtpEngine(Role.ROUTER)
     engine.data_to_send()
-    assert events(engine, greeting + ready()) == [Ready(b"DEALER")]
+    assert events(engine, greeting + ready()) == [HandshakeDone(b"DEALER")]
     expected = prop(b"Socket-Type", b"ROUTER") + prop(b"Identity", b"")
     assert engine.data_to_send() == command(b"READY", expected)
     assert events(engine, frame(b"one") + frame(b"two" * 200)) == [
-        Message(b"one"),
-        Message(b"two" * 200),
+        RequestFrame(b"one"),
+        RequestFrame(b"two" * 200),
     ]
     assert engine.reply(b"r" * 300) == frame(b"r" * 300)
 
 
 def test_a_req_has_its_delimiter_both_ways() -> None:
     engine = traffic(kind=b"REQ")
-    assert events(engine, frame(b"", 1) + frame(b"ask")) == [Message(b"ask")]
+    assert events(engine, frame(b"", 1) + frame(b"ask")) == [RequestFrame(b"ask")]
     assert events(engine, frame(b"", 1)) == []
-    assert events(engine, frame(b"again")) == [Message(b"again")]
+    assert events(engine, frame(b"again")) == [RequestFrame(b"again")]
     assert engine.reply(b"answer") == frame(b"", 1) + frame(b"answer")
 
 
@@ -174,7 +174,7 @@ def test_too_much_is_refused_by_its_header(role: Role, kind: bytes, header: byte
 def test_the_largest_request_passes() -> None:
     body = b"z" * MAX_REQUEST_BYTES
     assert len(frame(body)) == READ_BYTES
-    assert events(traffic(), frame(body)) == [Message(body)]
+    assert events(traffic(), frame(body)) == [RequestFrame(body)]
 
 
 def test_a_publisher_takes_no_messages_and_no_long_topics() -> None:
@@ -185,7 +185,7 @@ def test_a_publisher_takes_no_messages_and_no_long_topics() -> None:
 
 bodies = st.binary(max_size=600)
 dealer_frames = st.lists(
-    bodies.map(lambda body: (frame(body), [Message(body)]))
+    bodies.map(lambda body: (frame(body), [RequestFrame(body)]))
     | st.binary(min_size=2, max_size=40).map(lambda ping: (command(b"PING", ping), [Ignored()]))
     | bodies.map(lambda body: (command(b"NEW", body), [Ignored()])),
     max_size=12,
@@ -198,7 +198,7 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(
     frames: list[tuple[bytes, list[Event]]], data: st.DataObject
 ) -> None:
     sent = hello() + b"".join(raw for raw, _ in frames)
-    expected = [Ready(b"DEALER"), *(event for _, made in frames for event in made)]
+    expected = [HandshakeDone(b"DEALER"), *(event for _, made in frames for event in made)]
     engine, found, position = ZmtpEngine(Role.ROUTER), [], 0
     while position < len(sent):
         size = data.draw(st.integers(1, len(sent) - position))

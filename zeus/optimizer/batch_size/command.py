@@ -33,7 +33,7 @@ def _refused(message: str, exit_code: int) -> click.ClickException:
     return error
 
 
-class _Verbs(click.Group):
+class _BsoVerbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # not alphabetical
 
@@ -60,7 +60,7 @@ def _code(status: int) -> int:
 
 
 @click.group(
-    cls=_Verbs,
+    cls=_BsoVerbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 3 database or server cannot be used, "
     "4 permission denied (token), 6 no such job.",

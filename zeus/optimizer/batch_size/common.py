@@ -49,11 +49,11 @@ def _pair(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-class _Message(BaseModel):
+class _BatchSizeMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class JobSpec(_Message):
+class JobSpec(_BatchSizeMessage):
     """A recurring job, as described by its user.
 
     Attributes:
@@ -128,7 +128,7 @@ class JobSpec(_Message):
         return {"job_id": f"{prefix}-{secrets.token_hex(4)}", "job_id_prefix": prefix}
 
 
-class GpuConfig(_Message):
+class GpuConfig(_BatchSizeMessage):
     """The GPUs of a job. Jobs on different GPUs are different jobs; see `JobSpec.family`.
 
     Attributes:
@@ -169,7 +169,7 @@ class CreatedJob(JobSpecFromClient):
     job_id: JobId
 
 
-class TrialId(_Message):
+class TrialId(_BatchSizeMessage):
     """Identifies a trial: one run with a batch size.
 
     Attributes:
@@ -186,7 +186,7 @@ class TrialId(_Message):
     key: str | None = None
 
 
-class _Used(_Message):
+class _Used(_BatchSizeMessage):
     """Time and energy of a run since it began, over all its processes.
 
     Attributes:
@@ -243,7 +243,7 @@ class TrainingResult(TrialId, _Used):
         return None if isinstance(metric, float) and not math.isfinite(metric) else metric
 
 
-class ReportResponse(_Message):
+class ReportResponse(_BatchSizeMessage):
     """The reply to a report.
 
     Attributes:

@@ -23,7 +23,7 @@ from pydantic import (
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import Step
-from zeus.optimizer.pipeline_frequency.profile import RANKS, Row, Setting
+from zeus.optimizer.pipeline_frequency.profile import RANKS, ProfileMeasurement, Setting
 
 GET_SERVER_INFO_URL = "/info"
 REGISTER_JOB_URL = "/register_job"
@@ -210,7 +210,7 @@ class RankProfile(_OfRank):
         instructions: Instructions of one iteration, in the order in which they ran.
     """
 
-    rows: list[Row] = Field(min_length=1, max_length=100_000)
+    rows: list[ProfileMeasurement] = Field(min_length=1, max_length=100_000)
     p2p_power_w: Amount | None = None
     instructions: list[Name] = Field(default=[], max_length=1_000_000)
 

@@ -25,7 +25,7 @@ from zeus.optimizer.pipeline_frequency.power_fit import (
     mixtures,
     set_apart,
 )
-from zeus.optimizer.pipeline_frequency.profile import Row, Setting
+from zeus.optimizer.pipeline_frequency.profile import ProfileMeasurement, Setting
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class OnlineProfiler:
         self._in_force = in_force
         self._synchronize = synchronize
         self._clock_ns = clock_ns
-        self.rows: list[Row] = []
+        self.rows: list[ProfileMeasurement] = []
         self.instructions: list[str] = []
         self.blocking: Power | None = None
         self.finished = not self._clocks
@@ -305,7 +305,7 @@ class OnlineProfiler:
         self.rows += rows
         return True
 
-    def _evaluate(self) -> tuple[list[Row], bool]:
+    def _evaluate(self) -> tuple[list[ProfileMeasurement], bool]:
         """The figures of the present clock, and whether they are accurate enough."""
         seen = []
         durations: dict[str, list[float]] = {}
@@ -334,7 +334,7 @@ class OnlineProfiler:
             seconds = trimmed_mean(durations[name])
             good &= 2 * power.deviation_w <= self._settings.precision * power.watts
             rows.append(
-                Row(
+                ProfileMeasurement(
                     **self._place,
                     instruction=name,
                     frequency=self.frequency,

@@ -55,7 +55,7 @@ InstructionName = Annotated[
 
 
 @dataclass(frozen=True)
-class Row:
+class ProfileMeasurement:
     """One measurement.
 
     Attributes:
@@ -138,7 +138,7 @@ class InstructionProfile:
             PipelineFrequencyError: It is not valid; the message names the line and the column.
         """
         try:
-            found = list(tables.read(path, Row, {SETTING: "frequency"}))
+            found = list(tables.read(path, ProfileMeasurement, {SETTING: "frequency"}))
         except tables.TableError as error:
             raise PipelineFrequencyError(f"the profile cannot be used: {error}") from None
         try:
@@ -151,7 +151,7 @@ class InstructionProfile:
 
     @classmethod
     def from_rows(
-        cls, rows: Iterable[Row], places: Sequence[str] | None = None
+        cls, rows: Iterable[ProfileMeasurement], places: Sequence[str] | None = None
     ) -> InstructionProfile:
         """Joins measurements of several ranks.
 
@@ -243,16 +243,16 @@ class InstructionProfile:
         )
 
 
-def write_profile(rows: Iterable[Row], path: str | os.PathLike[str]) -> None:
+def write_profile(rows: Iterable[ProfileMeasurement], path: str | os.PathLike[str]) -> None:
     """Writes measurements with nine columns, and `chunk` if one is not 0; atomically."""
     rows = list(rows)
     columns = [*RANKS, *NEEDED, *(["chunk"] if any(row.chunk for row in rows) else [])]
-    kinds = tables.kinds(Row) | {"frequency": str}
+    kinds = tables.kinds(ProfileMeasurement) | {"frequency": str}
     cells = ([getattr(row, column) for column in columns] for row in rows)
     tables.write(Path(path), {column: kinds[column] for column in columns}, cells)
 
 
-_Measured = dict[tuple[int, str, int], dict[Setting, list[tuple[Row, str]]]]
+_Measured = dict[tuple[int, str, int], dict[Setting, list[tuple[ProfileMeasurement, str]]]]
 
 
 def _from_the_top(option: Option) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from zeus.optimizer.power_limit.estimates import (
     Estimates,
     LimitCurve,
     LimitEstimate,
-    Sample,
+    SettingSample,
     visits,
 )
 from zeus.optimizer.power_limit.review import Review
@@ -124,7 +124,7 @@ class Adaptive(Search):
             self._stay += steps
 
     @override
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: SettingSample) -> None:
         super().add(sample)
         self._seen = self._seen or sample.power_limit_mw == self._at
         self._review = Review(self.samples)

@@ -27,9 +27,9 @@ from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import (
     Choose,
     Command,
-    Hello,
     Message,
     Piece,
+    RankHello,
     Stop,
     Trouble,
     Try,
@@ -97,7 +97,7 @@ class Effects(Protocol):
         """Tells the user why the search was given up, and which limit is in force."""
 
 
-class Core:
+class SearchProcess:
     """One process of a search.
 
     Attributes:
@@ -113,7 +113,7 @@ class Core:
     def __init__(
         self,
         effects: Effects,
-        hello: Hello,
+        hello: RankHello,
         wait_steps: int,
         warmup_steps: int,
         profile_steps: int,

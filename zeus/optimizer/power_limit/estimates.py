@@ -28,7 +28,7 @@ DRIFT = 0.01
 
 
 @dataclass(frozen=True)
-class Sample(Setting):
+class SettingSample(Setting):
     """Measurement of some steps at one setting, all GPUs together.
 
     Attributes:
@@ -188,7 +188,7 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return float(sum(map(operator.mul, a, b)))
 
 
-def step_noise(samples: Sequence[Sample]) -> float:
+def step_noise(samples: Sequence[SettingSample]) -> float:
     """Spread of a single step's time, as a fraction: from the differences between samples of one
     limit.
     """
@@ -201,9 +201,9 @@ def step_noise(samples: Sequence[Sample]) -> float:
     return math.sqrt(squares / degrees)
 
 
-def visits(samples: Sequence[Sample]) -> list[list[Sample]]:
+def visits(samples: Sequence[SettingSample]) -> list[list[SettingSample]]:
     """Groups samples, in order, by stay at one limit."""
-    groups: list[list[Sample]] = []
+    groups: list[list[SettingSample]] = []
     for one in samples:
         last = groups[-1][-1] if groups else None
         if last is not None and last.power_limit_mw == one.power_limit_mw:
@@ -228,9 +228,9 @@ class Estimates:
         self.limits_mw = list(limits_mw)
         self.gpus = gpus
         self.horizon = max(1.0, horizon)
-        self.samples: list[Sample] = []
+        self.samples: list[SettingSample] = []
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: SettingSample) -> None:
         """Adds a sample."""
         self.samples.append(sample)
 
@@ -360,5 +360,5 @@ class Posterior:
         return _Point(limit_mw, math.log(limit_mw), below, age)
 
 
-def _middle(group: Sequence[Sample]) -> float:
+def _middle(group: Sequence[SettingSample]) -> float:
     return sum(one.position * one.steps for one in group) / sum(one.steps for one in group)

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.messages import (
     Choose,
     Command,
-    Hello,
     Message,
     Piece,
+    RankHello,
     Stop,
     Trouble,
     Try,
@@ -92,7 +92,7 @@ class Leader:
         self._begin = begin
         self._choose = choose
         self._save = save
-        self._hellos: dict[int, Hello] = {}
+        self._hellos: dict[int, RankHello] = {}
         self._first_s: float | None = None
         self._shared: dict[tuple[int, int], _Shared] = {}
         self._trial: Try | None = None
@@ -118,7 +118,7 @@ class Leader:
         self._heard[rank] = self._now_s, self._step
         if self.over:
             return
-        if isinstance(message, Hello):
+        if isinstance(message, RankHello):
             self._hellos[rank] = message
             if len(self._hellos) == self.world:
                 self._start()
@@ -271,7 +271,7 @@ class Leader:
         if not shared.counts:
             self.search.ran(trial.setting, steps)
         self.search.add(
-            Sample(
+            SettingSample(
                 trial.setting.power_limit_mw,
                 steps,
                 sum(part.energy_j / part.steps for part in parts) * steps,

@@ -19,7 +19,7 @@ from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.settings import Beside, Setting
 
 
-class Hello(BaseModel):
+class RankHello(BaseModel):
     """The capabilities of a process. Limits in mW, the highest that it may set last (0: its GPUs
     have none to set), and what to search beside them. Without GPUs: other processes set the limits
     of its GPUs, and count their energy.
@@ -54,7 +54,7 @@ class Trouble(BaseModel):
     setting: Setting | None = None
 
 
-Message = Hello | Piece | Trouble
+Message = RankHello | Piece | Trouble
 
 
 class Try(BaseModel):

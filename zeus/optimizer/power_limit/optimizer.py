@@ -1,8 +1,7 @@
 """`GlobalPowerLimitOptimizer`: tries power limits while training continues, and keeps the best.
 
-It reports training's events to one process's `Core`, which acts on the node by `NodeEffects`.
-Settings are set under leases of the node's daemon, which restores them when training ends or
-crashes.
+It reports training's events to a `SearchProcess`, which acts on the node by `NodeEffects`. Settings
+are set under leases of the node's daemon, which restores them when training ends or crashes.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from zeus.exceptions import ZeusBaseError, ZeusGPUNotSupportedError
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import arguments, others
 from zeus.optimizer.power_limit.choice import measurements
-from zeus.optimizer.power_limit.core import Core
+from zeus.optimizer.power_limit.core import SearchProcess
 from zeus.optimizer.power_limit.effects import NodeEffects
 from zeus.optimizer.power_limit.estimates import LimitEstimate
-from zeus.optimizer.power_limit.messages import Choose, Hello
+from zeus.optimizer.power_limit.messages import Choose, RankHello
 from zeus.optimizer.power_limit.planner import LimitPlanner, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileFile
 from zeus.optimizer.power_limit.report import Report
@@ -146,10 +145,10 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         )
         self._planner.limits_mw = [] if unsupported else scan(min_mw, max_mw, step_mw)
         names = [gpu.get_name() for gpu in self._gpus]
-        hello = Hello(gpus=names, min_mw=min_mw, max_mw=max_mw, beside=beside)
+        hello = RankHello(gpus=names, min_mw=min_mw, max_mw=max_mw, beside=beside)
         self._effects = NodeEffects(monitor, indices, self._planner, max_mw, together)
         steps = wait_steps, warmup_steps, profile_steps
-        self._core = Core(self._effects, hello, *steps, search == "adaptive")
+        self._core = SearchProcess(self._effects, hello, *steps, search == "adaptive")
         self._warned_ended = False
         self._published: Choose | None = None
         self._inside = self._claimed = False  # training has begun; it has claimed

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.settings import KINDS, Kind, beside, watts
 from zeus.utils.atomic import write_text
 from zeus_ipc.wire import explain
@@ -43,14 +43,14 @@ class PowerLimitMeasurement(BaseModel):
 
 
 class SampleRow(PowerLimitMeasurement):
-    """A `Sample` in the file's form: what some steps took."""
+    """A `SettingSample` in the file's form: what some steps took."""
 
     steps: PositiveInt
     energy_error: float = 0.0
     position: float = 0.0
 
     @classmethod
-    def of(cls, sample: Sample) -> SampleRow:
+    def of(cls, sample: SettingSample) -> SampleRow:
         """From a sample."""
         return cls(
             power_limit=watts(sample.power_limit_mw),
@@ -62,9 +62,9 @@ class SampleRow(PowerLimitMeasurement):
             **sample.named,
         )
 
-    def sample(self) -> Sample:
+    def sample(self) -> SettingSample:
         """As a sample."""
-        return Sample(
+        return SettingSample(
             round(self.power_limit * 1000),
             self.steps,
             self.energy,
@@ -136,12 +136,12 @@ class Profile(BaseModel):
         ]
         return tuple(sorted(found, key=lambda one: (-one.power_limit_mw, one.beside is not None)))
 
-    def as_samples(self, steps: int) -> list[Sample]:
+    def as_samples(self, steps: int) -> list[SettingSample]:
         """Returns the samples; if only averages are known, they count as this many steps."""
         if self.samples:
             return [row.sample() for row in self.samples]
         return [
-            Sample(round(one.power_limit * 1000), steps, one.energy, one.time)
+            SettingSample(round(one.power_limit * 1000), steps, one.energy, one.time)
             for one in self.measurements
             if not any(one.named.values())
         ]

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from zeus.optimizer.power_limit.estimates import STEP_NOISE, Sample, step_noise, visits
+from zeus.optimizer.power_limit.estimates import STEP_NOISE, SettingSample, step_noise, visits
 
 PIECES_DIFFER = 4.0
 """Standard deviations between two pieces of one stay, and at least ..."""
@@ -41,11 +41,11 @@ class Review:
         doubt: The limit that must be measured next, mW; None: no contradiction is left.
     """
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[SettingSample]) -> None:
         self.doubt: int | None = None
         self.changed = False
         stays = visits(samples)
-        trusted: list[Sample] = []
+        trusted: list[SettingSample] = []
         for at, stay in enumerate(stays):
             agreed = _agreeing(stay)
             if agreed is None:
@@ -59,7 +59,7 @@ class Review:
         if self.doubt is None:
             self.doubt = self._too_slow()
 
-    def _since_the_last_change(self, samples: list[Sample]) -> list[Sample]:
+    def _since_the_last_change(self, samples: list[SettingSample]) -> list[SettingSample]:
         stays = visits(samples)
         noise = step_noise(samples)
         for at in range(len(stays) - 1, 0, -1):
@@ -93,23 +93,23 @@ class Review:
         return None
 
 
-def _limit(stay: Sequence[Sample]) -> int:
+def _limit(stay: Sequence[SettingSample]) -> int:
     return stay[0].power_limit_mw
 
 
-def _steps(stay: Sequence[Sample]) -> int:
+def _steps(stay: Sequence[SettingSample]) -> int:
     return sum(one.steps for one in stay)
 
 
-def _step_s(stay: Sequence[Sample]) -> float:
+def _step_s(stay: Sequence[SettingSample]) -> float:
     return sum(one.time_s for one in stay) / _steps(stay)
 
 
-def _error(a: Sequence[Sample], b: Sequence[Sample], noise: float) -> float:
+def _error(a: Sequence[SettingSample], b: Sequence[SettingSample], noise: float) -> float:
     return noise * math.sqrt(1 / _steps(a) + 1 / _steps(b))
 
 
-def _agreeing(stay: list[Sample]) -> list[Sample] | None:
+def _agreeing(stay: list[SettingSample]) -> list[SettingSample] | None:
     """Returns the pieces of a stay that agree, if most do; None if another one is needed."""
     newest = stay[-1]
     agree = [one for one in stay if not _differ(one, newest)]
@@ -121,11 +121,11 @@ def _agreeing(stay: list[Sample]) -> list[Sample] | None:
     return stay if len(stay) >= MOST_PIECES else None
 
 
-def _differ(a: Sample, b: Sample) -> bool:
+def _differ(a: SettingSample, b: SettingSample) -> bool:
     off = abs(math.log(_step_s([a]) / _step_s([b])))
     return off > max(PIECES_DIFFER_BY, PIECES_DIFFER * _error([a], [b], STEP_NOISE))
 
 
-def _changed(a: Sequence[Sample], b: Sequence[Sample], noise: float) -> bool:
+def _changed(a: Sequence[SettingSample], b: Sequence[SettingSample], noise: float) -> bool:
     off = abs(math.log(_step_s(a) / _step_s(b)))
     return off > max(CHANGED_BY, CHANGED * _error(a, b, noise))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample, step_noise
+from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample, step_noise
 from zeus.optimizer.power_limit.settings import Setting
 from zeus_ipc.overriding import override
 
@@ -43,7 +43,7 @@ class Search(ABC):
         self.limits_mw = list(limits_mw)
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
-        self.samples: list[Sample] = []
+        self.samples: list[SettingSample] = []
         self.settled = False
         self.position = 0  # where it begins: steps of an earlier run
         self._run: Counter[int] = Counter()
@@ -52,7 +52,7 @@ class Search(ABC):
         """Steps were run and measured; their sample follows."""
         self._run[power_limit_mw] += steps
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: SettingSample) -> None:
         """The sample of steps that were run."""
         self.samples.append(sample)
 
@@ -74,7 +74,7 @@ class Search(ABC):
         """Whether samples are outstanding."""
         return sum(self._run.values()) > sum(one.steps for one in self.samples)
 
-    def resume(self, samples: Sequence[Sample], position: int = 0) -> None:
+    def resume(self, samples: Sequence[SettingSample], position: int = 0) -> None:
         """Adds the measurements of an earlier run of the same job, until a position."""
         self.position = position
         for sample in samples:
@@ -137,7 +137,7 @@ def piece(profile_steps: int) -> int:
     return max(1, profile_steps // 8)
 
 
-def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[LimitEstimate]:
+def _averages(limits_mw: Sequence[int], samples: Sequence[SettingSample]) -> list[LimitEstimate]:
     found = []
     noise = step_noise(samples)
     for limit in limits_mw:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.search import Exhaustive, LimitTrial, Search
 from zeus.optimizer.power_limit.settings import Beside, Setting
 
@@ -62,7 +62,7 @@ class SettingsSearch:
         brief_steps: int | None = None,
     ) -> None:
         self.position = 0
-        self.samples: list[Sample] = []
+        self.samples: list[SettingSample] = []
         self.settled = False
         self._make = make
         self._untried = list(variants)
@@ -98,7 +98,7 @@ class SettingsSearch:
         if (family := self._family(setting)) is not None:
             family.search.lost(setting.power_limit_mw, steps)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: SettingSample) -> None:
         """The sample of steps that were run."""
         if (family := self._family(sample)) is not None:
             family.search.add(replace(sample, position=sample.position - family.begun))
@@ -113,7 +113,7 @@ class SettingsSearch:
         """Enough is known."""
         self.settled = True
 
-    def resume(self, samples: Sequence[Sample], position: int = 0) -> None:
+    def resume(self, samples: Sequence[SettingSample], position: int = 0) -> None:
         """Adds the measurements of an earlier run of the same job, until a position."""
         self.position = position
         limits = list(self.limits_mw)

@@ -25,7 +25,7 @@ produced several tokens, or a preempted request was computed twice."""
 
 
 @dataclass
-class _Iteration:
+class _EngineIteration:
     end_ns: int
     running: int
     begin_ns: int = 2**62
@@ -60,7 +60,7 @@ class FrontEnd:
     """Reconstructs steps."""
 
     def __init__(self) -> None:
-        self._iterations: list[_Iteration] = []
+        self._iterations: list[_EngineIteration] = []
         self._ends: list[int] = []
         self._last_ns = -(2**62)
         self._last_of: dict[str, int] = {}
@@ -74,7 +74,7 @@ class FrontEnd:
         """
         if self._ends and end_ns <= self._ends[-1]:
             end_ns = self._ends[-1] + 1
-        self._iterations.append(_Iteration(end_ns, running))
+        self._iterations.append(_EngineIteration(end_ns, running))
         self._ends.append(end_ns)
         return [self._place(one, end_ns) for one in finished]
 
@@ -146,7 +146,12 @@ class FrontEnd:
 
     @staticmethod
     def _add(
-        step: _Iteration, begin_ns: int, name: str, prefill: bool, tokens: float, context: float
+        step: _EngineIteration,
+        begin_ns: int,
+        name: str,
+        prefill: bool,
+        tokens: float,
+        context: float,
     ) -> None:
         step.begin_ns = min(step.begin_ns, begin_ns)
         step.rows.append((name, prefill, tokens, context))

@@ -23,15 +23,15 @@ from zeusd.devices.amd.profiles import Presets, write_profile
 from zeusd.devices.amd.sockets import Calls, Socket, lost, report_counter
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.port import (
+    CallOutcome,
     DeviceError,
     GpuProcess,
     Handle,
     MigInstance,
-    Outcome,
-    PowerLimits,
-    PowerProfile,
+    PowerLimitRange,
     ProcessUse,
-    Sensors,
+    SensorValues,
+    WorkloadProfile,
     after_a_write,
 )
 
@@ -245,7 +245,7 @@ class AmdBackend(TabledControls):
         try:
             return bool(self.power_limits(gpu))
         except DeviceError as error:
-            if error.outcome is Outcome.UNSUPPORTED:
+            if error.outcome is CallOutcome.UNSUPPORTED:
                 return False
             raise
 
@@ -256,7 +256,7 @@ class AmdBackend(TabledControls):
         return None
 
     @override
-    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+    def power_profiles(self, gpu: Handle) -> list[WorkloadProfile]:
         """The driver's presets, which tune how it chooses clocks. MI300 has none."""
         return self._presets(gpu).profiles
 
@@ -281,7 +281,7 @@ class AmdBackend(TabledControls):
     # --------------------------------------------------------------------------- power limits
 
     @override
-    def power_limits(self, gpu: Handle) -> PowerLimits:
+    def power_limits(self, gpu: Handle) -> PowerLimitRange:
         return self._cap(gpu).limits
 
     def power_limit_mw(self, gpu: Handle) -> int:
@@ -342,7 +342,7 @@ class AmdBackend(TabledControls):
     # ------------------------------------------------------------------------------ the state
 
     @override
-    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> SensorValues:
         """Two calls, each of which makes the driver query the GPU, and with averages a third. GPUs
         before MI300 have filtered power only, which stands in for the instant power too.
         """
@@ -364,7 +364,7 @@ class AmdBackend(TabledControls):
                 energy_uj = socket.counter.energy_uj(t_ns, count.value, instant_w)
                 if socket.counter.changed:
                     report_counter(socket)
-        return Sensors(
+        return SensorValues(
             t_ns,
             None if energy_uj is None else energy_uj // 1000,
             None if instant_w is None else instant_w * 1000,
@@ -474,7 +474,9 @@ class AmdBackend(TabledControls):
     @override
     def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
         """None: the library does not report use by process."""
-        raise DeviceError(Outcome.UNSUPPORTED, "process_utilization", "not offered by libamd_smi")
+        raise DeviceError(
+            CallOutcome.UNSUPPORTED, "process_utilization", "not offered by libamd_smi"
+        )
 
     @override
     def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:

@@ -14,7 +14,7 @@ from zeusd.devices.amd import layouts
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
 from zeusd.devices.amd.profiles import preset_to_keep, set_preset
-from zeusd.devices.port import DeviceError, Outcome, after_a_write
+from zeusd.devices.port import CallOutcome, DeviceError, after_a_write
 
 GRAPHICS, MEMORY = 0, 4
 """amdsmi_clk_type_t."""
@@ -121,7 +121,7 @@ def relax(library: Library, gpu: int) -> None:
     try:
         state = read_clocks(library, gpu)
     except DeviceError as error:
-        if error.outcome is not Outcome.UNSUPPORTED:
+        if error.outcome is not CallOutcome.UNSUPPORTED:
             raise
     else:
         if state.restricted(GRAPHICS) or state.restricted(MEMORY):
@@ -158,9 +158,11 @@ def _refused(library: Library, gpu: int, what: str) -> DeviceError:
         read_clocks(library, gpu)
     except DeviceError:
         return amd_error(
-            Status.NOT_SUPPORTED, call, "the GPU is in reset or suspended", Outcome.BUSY
+            Status.NOT_SUPPORTED, call, "the GPU is in reset or suspended", CallOutcome.BUSY
         )
-    return amd_error(Status.NOT_SUPPORTED, call, f"the driver refused {what}", Outcome.TRANSIENT)
+    return amd_error(
+        Status.NOT_SUPPORTED, call, f"the driver refused {what}", CallOutcome.TRANSIENT
+    )
 
 
 def _verify(library: Library, gpu: int, domain: int, most_mhz: int) -> None:
@@ -169,7 +171,7 @@ def _verify(library: Library, gpu: int, domain: int, most_mhz: int) -> None:
         high = read_clocks(library, gpu).now[domain][1]
     if high > most_mhz:
         raise DeviceError(
-            Outcome.UNCHANGED,
+            CallOutcome.UNCHANGED,
             "amdsmi_set_gpu_clk_limit",
             f"the driver accepted {most_mhz} MHz but still permits {high} MHz",
         )

@@ -1,8 +1,8 @@
-"""Status codes of libamd_smi, and the `Outcome` of each."""
+"""Status codes of libamd_smi, and the `CallOutcome` of each."""
 
 from __future__ import annotations
 
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import CallOutcome, DeviceError
 
 
 class Status:
@@ -35,21 +35,21 @@ class Status:
 
 
 _OUTCOMES = {
-    Status.INVALID: Outcome.INVALID,
-    Status.OUT_OF_BOUNDS: Outcome.INVALID,
-    53: Outcome.INVALID,
-    Status.NOT_SUPPORTED: Outcome.UNSUPPORTED,
-    3: Outcome.UNSUPPORTED,
-    Status.NO_SYMBOL: Outcome.UNSUPPORTED,
-    48: Outcome.UNSUPPORTED,
-    49: Outcome.UNSUPPORTED,
-    55: Outcome.UNSUPPORTED,
-    Status.NO_PERMISSION: Outcome.DENIED,
-    Status.TIMEOUT: Outcome.BUSY,
-    Status.RETRY: Outcome.BUSY,
-    Status.INTERRUPTED: Outcome.BUSY,
-    Status.BUSY: Outcome.BUSY,
-    50: Outcome.BUSY,
+    Status.INVALID: CallOutcome.INVALID,
+    Status.OUT_OF_BOUNDS: CallOutcome.INVALID,
+    53: CallOutcome.INVALID,
+    Status.NOT_SUPPORTED: CallOutcome.UNSUPPORTED,
+    3: CallOutcome.UNSUPPORTED,
+    Status.NO_SYMBOL: CallOutcome.UNSUPPORTED,
+    48: CallOutcome.UNSUPPORTED,
+    49: CallOutcome.UNSUPPORTED,
+    55: CallOutcome.UNSUPPORTED,
+    Status.NO_PERMISSION: CallOutcome.DENIED,
+    Status.TIMEOUT: CallOutcome.BUSY,
+    Status.RETRY: CallOutcome.BUSY,
+    Status.INTERRUPTED: CallOutcome.BUSY,
+    Status.BUSY: CallOutcome.BUSY,
+    50: CallOutcome.BUSY,
 }
 """Every other code is `TRANSIENT`."""
 
@@ -81,8 +81,10 @@ _TEXTS = {
 }
 
 
-def amd_error(code: int, call: str, text: str = "", outcome: Outcome | None = None) -> DeviceError:
+def amd_error(
+    code: int, call: str, text: str = "", outcome: CallOutcome | None = None
+) -> DeviceError:
     """The error of a call of libamd_smi that returned `code`."""
     said = text or _TEXTS.get(code, "unknown error")
-    found = outcome or _OUTCOMES.get(code, Outcome.TRANSIENT)
+    found = outcome or _OUTCOMES.get(code, CallOutcome.TRANSIENT)
     return DeviceError(found, call, f"{said} (AMD SMI {code})", code)

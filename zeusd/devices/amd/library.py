@@ -14,7 +14,7 @@ from typing import Any
 
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.layouts import BUFFER, MAJORS, SAFE_THREADS, Layouts, layouts_of
-from zeusd.devices.port import DeviceError, Outcome, driver_text
+from zeusd.devices.port import CallOutcome, DeviceError, driver_text
 
 CANDIDATES = (
     *(f"libamd_smi.so.{major}" for major in reversed(MAJORS)),
@@ -244,4 +244,4 @@ def _load(path: str | None) -> Any:
         except OSError as error:
             if path is not None:
                 text = f"cannot load {path} ({error})"
-    raise amd_error(Status.LIBRARY_NOT_FOUND, "amdsmi_init", text, Outcome.TRANSIENT)
+    raise amd_error(Status.LIBRARY_NOT_FOUND, "amdsmi_init", text, CallOutcome.TRANSIENT)

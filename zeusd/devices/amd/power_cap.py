@@ -5,7 +5,7 @@ from __future__ import annotations
 from zeusd.devices.amd import layouts
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
-from zeusd.devices.port import DeviceError, Outcome, PowerLimits, after_a_write
+from zeusd.devices.port import CallOutcome, DeviceError, PowerLimitRange, after_a_write
 
 _SENSOR = 0
 """PPT0, the default cap."""
@@ -39,12 +39,12 @@ class Cap:
         self.mw, self.min_mw, self.max_mw, self.default_mw = (one * 1000 for one in watts)
 
     @property
-    def limits(self) -> PowerLimits:
+    def limits(self) -> PowerLimitRange:
         """The range that zeusd permits: never 0, which the driver treats as no change."""
         floor_mw = self.max_mw * FLOOR_PERCENT // 100_000 * 1000
         low_mw = self.min_mw if self.min_mw > 0 else floor_mw
         default_mw = self.default_mw if 0 < self.default_mw <= self.max_mw else self.max_mw
-        return PowerLimits(low_mw, self.max_mw, default_mw)
+        return PowerLimitRange(low_mw, self.max_mw, default_mw)
 
 
 def write_cap(library: Library, gpu: int, power_limit_mw: int) -> None:
@@ -80,8 +80,8 @@ def _judge_refusal(library: Library, gpu: int, wanted_mw: int, call: str) -> Non
         with after_a_write():
             holds_mw = Cap(library, gpu).mw
     except DeviceError as error:
-        if error.outcome is not Outcome.UNSUPPORTED:
+        if error.outcome is not CallOutcome.UNSUPPORTED:
             raise
-        raise amd_error(code, call, "the GPU is in reset or suspended", Outcome.BUSY) from None
+        raise amd_error(code, call, "the GPU is in reset or suspended", CallOutcome.BUSY) from None
     if holds_mw != wanted_mw:
-        raise amd_error(code, call, "the driver refused the value", Outcome.TRANSIENT)
+        raise amd_error(code, call, "the driver refused the value", CallOutcome.TRANSIENT)

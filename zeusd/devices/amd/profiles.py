@@ -10,7 +10,7 @@ from zeus_ipc.controls import AMD_PROFILES, MAX_PROFILE
 from zeusd.devices.amd import layouts
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
-from zeusd.devices.port import DeviceError, Outcome, PowerProfile
+from zeusd.devices.port import CallOutcome, DeviceError, WorkloadProfile
 
 _CALL = "set_gpu_power_profile"
 _DEFAULT = 64
@@ -39,10 +39,10 @@ class Presets:
         self.requested = (number,) if known and self.mask == _mask_of(number) else ()
 
     @property
-    def profiles(self) -> list[PowerProfile]:
+    def profiles(self) -> list[WorkloadProfile]:
         """The presets, each of which excludes all others."""
         return [
-            PowerProfile(one, 0, tuple(other for other in self.offered if other != one))
+            WorkloadProfile(one, 0, tuple(other for other in self.offered if other != one))
             for one in self.offered
         ]
 
@@ -78,7 +78,7 @@ def set_preset(library: Library, gpu: int, mask: int) -> None:
     library.status("set_gpu_perf_level", gpu, level)  # a refused write leaves it at manual
     if code == Status.NOT_SUPPORTED:
         text = "the driver refused the power profile"
-        raise amd_error(code, f"amdsmi_{_CALL}", text, Outcome.TRANSIENT)
+        raise amd_error(code, f"amdsmi_{_CALL}", text, CallOutcome.TRANSIENT)
     raise amd_error(code, f"amdsmi_{_CALL}")
 
 

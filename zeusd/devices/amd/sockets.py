@@ -10,7 +10,7 @@ from zeusd.devices.amd import sysfs
 from zeusd.devices.amd.codes import GONE
 from zeusd.devices.amd.energy import EnergyCounter, LimitedTime
 from zeusd.devices.amd.library import Buffer, Library
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import CallOutcome, DeviceError
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def lost(socket: Socket, error: DeviceError) -> DeviceError:
     it."""
     if error.code in GONE and not socket.card.there:
         text = f"{error.text}; the GPU has left the PCI bus"
-        return DeviceError(Outcome.LOST, error.call, text, error.code)
+        return DeviceError(CallOutcome.LOST, error.call, text, error.code)
     return error
 
 

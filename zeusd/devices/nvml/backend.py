@@ -26,10 +26,10 @@ from zeusd.devices.port import (
     GpuProcess,
     Handle,
     MigInstance,
-    PowerLimits,
-    PowerProfile,
+    PowerLimitRange,
     ProcessUse,
-    Sensors,
+    SensorValues,
+    WorkloadProfile,
     driver_text,
 )
 
@@ -376,10 +376,10 @@ class NvmlBackend(TabledControls):
     # --------------------------------------------------------------------------- power limits
 
     @override
-    def power_limits(self, gpu: Handle) -> PowerLimits:
+    def power_limits(self, gpu: Handle) -> PowerLimitRange:
         low, high = self.call("nvmlDeviceGetPowerManagementLimitConstraints", gpu)
         default = self.call("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
-        return PowerLimits(int(low), int(high), int(default))
+        return PowerLimitRange(int(low), int(high), int(default))
 
     def power_limit_mw(self, gpu: Handle) -> int:
         """The power limit, mW."""
@@ -396,7 +396,7 @@ class NvmlBackend(TabledControls):
     # ------------------------------------------------------------------------------- profiles
 
     @override
-    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+    def power_profiles(self, gpu: Handle) -> list[WorkloadProfile]:
         if self.architecture(gpu) < _BLACKWELL:
             return []
         return self._profiles(gpu).profiles
@@ -462,7 +462,7 @@ class NvmlBackend(TabledControls):
         self.call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
 
     @override
-    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> SensorValues:
         """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
         if plan.batch and not (counter and averages):
@@ -470,7 +470,7 @@ class NvmlBackend(TabledControls):
         with plan.guard:
             return self._sensors(gpu, plan)
 
-    def _sensors(self, gpu: Handle, plan: _FieldPlan) -> Sensors:
+    def _sensors(self, gpu: Handle, plan: _FieldPlan) -> SensorValues:
         if not plan.batch or not plan.fields:
             return self._sensors_one_by_one(gpu)
         try:
@@ -484,7 +484,7 @@ class NvmlBackend(TabledControls):
         if instant_mw is None and not plan.serves_power:
             # Drivers before R530 have a field for the energy, but only a call for the power.
             instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
-        return Sensors(
+        return SensorValues(
             t_ns,
             energy_mj,
             instant_mw,
@@ -706,13 +706,13 @@ class NvmlBackend(TabledControls):
             value.fieldId, value.scopeId = field_id, scope
         return array
 
-    def _sensors_one_by_one(self, gpu: Handle) -> Sensors:
+    def _sensors_one_by_one(self, gpu: Handle) -> SensorValues:
         before_ns = time.monotonic_ns()
         energy = self._or_none("nvmlDeviceGetTotalEnergyConsumption", gpu, _TOO_MUCH_MJ)
         power = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
         took_ns = time.monotonic_ns() - before_ns
         t_ns = before_ns + took_ns // 2
-        return Sensors(t_ns, energy, power, None, None, took_ns=took_ns)
+        return SensorValues(t_ns, energy, power, None, None, took_ns=took_ns)
 
     def _or_none(self, name: str, gpu: Handle, too_much: int) -> int | None:
         try:

@@ -1,8 +1,8 @@
-"""NVML's return codes, and the `Outcome` of each."""
+"""NVML's return codes, and the `CallOutcome` of each."""
 
 from __future__ import annotations
 
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import CallOutcome, DeviceError
 
 
 class Return:
@@ -62,16 +62,16 @@ _COMMANDS = {
 """What mends it; for every other code, the kernel's log says more."""
 
 _OUTCOMES = {
-    Return.INVALID_ARGUMENT: Outcome.INVALID,
-    Return.NOT_SUPPORTED: Outcome.UNSUPPORTED,
-    Return.FUNCTION_NOT_FOUND: Outcome.UNSUPPORTED,
-    Return.ARGUMENT_VERSION_MISMATCH: Outcome.UNSUPPORTED,
-    Return.DEPRECATED: Outcome.UNSUPPORTED,
-    Return.NO_PERMISSION: Outcome.DENIED,
-    Return.IN_USE: Outcome.BUSY,
-    Return.TIMEOUT: Outcome.BUSY,
-    Return.GPU_IS_LOST: Outcome.LOST,
-    Return.RESET_REQUIRED: Outcome.LOST,
+    Return.INVALID_ARGUMENT: CallOutcome.INVALID,
+    Return.NOT_SUPPORTED: CallOutcome.UNSUPPORTED,
+    Return.FUNCTION_NOT_FOUND: CallOutcome.UNSUPPORTED,
+    Return.ARGUMENT_VERSION_MISMATCH: CallOutcome.UNSUPPORTED,
+    Return.DEPRECATED: CallOutcome.UNSUPPORTED,
+    Return.NO_PERMISSION: CallOutcome.DENIED,
+    Return.IN_USE: CallOutcome.BUSY,
+    Return.TIMEOUT: CallOutcome.BUSY,
+    Return.GPU_IS_LOST: CallOutcome.LOST,
+    Return.RESET_REQUIRED: CallOutcome.LOST,
 }
 """Every other code is `TRANSIENT`."""
 
@@ -79,5 +79,5 @@ _OUTCOMES = {
 def nvml_error(code: int, call: str, text: str = "") -> DeviceError:
     """The error of an NVML call that returned `code`."""
     said = text or _TEXTS.get(code, "unknown error")
-    outcome = _OUTCOMES.get(code, Outcome.TRANSIENT)
+    outcome = _OUTCOMES.get(code, CallOutcome.TRANSIENT)
     return DeviceError(outcome, call, f"{said} (NVML {code})", code, _COMMANDS.get(code, ""))

@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from zeusd.devices.port import DeviceError, Outcome, PowerProfile, after_a_write
+from zeusd.devices.port import CallOutcome, DeviceError, WorkloadProfile, after_a_write
 
 Call = Callable[..., None]
 """Calls a function of the library by its name; raises `DeviceError`."""
@@ -81,7 +81,7 @@ class ProfileTable:
         self._number = {bit: int(table.profiles[bit].profile) for bit in _bits(table.valid)}
         self._bit = {number: bit for bit, number in self._number.items()}
         self.profiles = sorted(
-            PowerProfile(
+            WorkloadProfile(
                 number,
                 int(table.profiles[bit].priority),
                 tuple(sorted(self._numbers(table.profiles[bit].conflicts))),
@@ -113,7 +113,7 @@ class ProfileTable:
         try:
             self._call(f"{_PREFIX}UpdateProfiles_v1", self._gpu, ctypes.byref(update))
         except DeviceError as error:
-            if error.outcome is not Outcome.UNSUPPORTED:
+            if error.outcome is not CallOutcome.UNSUPPORTED:
                 raise
             older = _versioned(_Requested)
             older.mask = mask

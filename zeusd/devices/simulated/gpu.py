@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zeus_ipc.limited import REASONS
-from zeusd.devices.simulated.models import HOPPER, DeviceModel, Profile
+from zeusd.devices.simulated.models import HOPPER, DeviceModel, SimulatedProfile
 from zeusd.devices.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
-from zeusd.devices.simulated.sensors import PowerSensor
+from zeusd.devices.simulated.sensors import SimulatedSensor
 from zeusd.devices.simulated.spec import GpuSpec
 from zeusd.devices.simulated.tenants import Tenant
 from zeusd.devices.simulated.workloads import SimulatedWorkload
@@ -140,7 +140,7 @@ class SimulatedGpu:
         self._temperature = Relaxation(now_s, 35.0, self._steady_c(idle_w), THERMAL_TAU_S)
         # The driver was loaded some time ago; after a reload the counter starts at 0.
         counter_mj = float(self.chance.randrange(10**6, 10**9)) if boot == 1 else 0.0
-        self.sensor = PowerSensor(
+        self.sensor = SimulatedSensor(
             self.model.sensor,
             self.card_energy_j,
             now_s,
@@ -184,7 +184,7 @@ class SimulatedGpu:
         return tuple(found)
 
     @property
-    def _in_force(self) -> list[Profile]:
+    def _in_force(self) -> list[SimulatedProfile]:
         enforced = self.enforced_profiles
         return [one for one in self.model.profiles if one.profile in enforced]
 

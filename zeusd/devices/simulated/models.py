@@ -32,7 +32,7 @@ ARCHITECTURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sensor:
+class SensorModel:
     """How a power sensor samples.
 
     Attributes:
@@ -58,7 +58,7 @@ class Sensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class SimulatedProfile:
     """A workload power profile.
 
     Attributes:
@@ -131,7 +131,7 @@ class DeviceModel:
     idle_clock_mhz: int
     clocks_mhz: tuple[int, ...]
     memory_clocks_mhz: tuple[int, ...]
-    sensor: Sensor
+    sensor: SensorModel
     static_w: float
     vmin: float
     knee: float
@@ -144,7 +144,7 @@ class DeviceModel:
     limit_step_mw: int = 1
     dies: int = 1
     superchip: Superchip | None = None
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[SimulatedProfile, ...] = ()
 
     @property
     def per_card(self) -> int:
@@ -210,10 +210,10 @@ def _load() -> tuple[dict[str, DeviceModel], dict[str, str]]:
 def _model(sensors: dict[str, dict[str, Any]], **table: Any) -> DeviceModel:
     table["architecture"] = ARCHITECTURES[table["architecture"]]
     table["clocks_mhz"] = _grid(**table["clocks_mhz"])
-    table["sensor"] = Sensor(**_frozen(sensors[table["sensor"]]))
+    table["sensor"] = SensorModel(**_frozen(sensors[table["sensor"]]))
     if "superchip" in table:
         table["superchip"] = Superchip(**table["superchip"])
-    table["profiles"] = tuple(Profile(**_frozen(one)) for one in table.get("profiles", ()))
+    table["profiles"] = tuple(SimulatedProfile(**_frozen(one)) for one in table.get("profiles", ()))
     return DeviceModel(**_frozen(table))
 
 

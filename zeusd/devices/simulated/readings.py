@@ -12,7 +12,7 @@ from zeusd.devices.port import (
     Handle,
     MigInstance,
     ProcessUse,
-    Sensors,
+    SensorValues,
 )
 from zeusd.devices.simulated import tenants
 from zeusd.devices.simulated.driver import SimulatedDriver
@@ -108,7 +108,7 @@ class SimulatedReadings(SimulatedDriver):
             return state.enforced_limit_mw
 
     @override
-    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> SensorValues:
         state = self._enter(gpu, "sensors")
         with self.lock:
             now_ns = self._clock_ns()
@@ -116,8 +116,8 @@ class SimulatedReadings(SimulatedDriver):
             model = state.model
             lacks = state.spec.lacks
             if state.first is not state or "power" in lacks:
-                return Sensors(now_ns, None, None, None, None)
-            found = Sensors(
+                return SensorValues(now_ns, None, None, None, None)
+            found = SensorValues(
                 t_ns=now_ns,
                 energy_mj=state.sensor.energy_mj(now_s)
                 if counter and model.energy_counter and "counter" not in lacks
@@ -194,8 +194,8 @@ SPREAD_MW = 4_000
 
 
 def with_module(
-    found: Sensors, gpu: SimulatedGpu, module: Iterable[SimulatedGpu], now_s: float
-) -> Sensors:
+    found: SensorValues, gpu: SimulatedGpu, module: Iterable[SimulatedGpu], now_s: float
+) -> SensorValues:
     """A GPU's readings with those of its memory and of its superchip.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zeusd.devices.simulated.models import DEVICES, DeviceModel, Sensor
+from zeusd.devices.simulated.models import DEVICES, DeviceModel, SensorModel
 from zeusd.energy.probed.report import COUNTERS, POWERS, from_json
 
 ALL_SEEN = 0.95
@@ -117,14 +117,16 @@ def _window_ms(gpu: Mapping[str, Any], name: str | None) -> float | None:
     return None if window is None else float(window["window_ms"])
 
 
-def _sensor(gpu: Mapping[str, Any], power: str | None, counter: str | None, like: Sensor) -> Sensor:
+def _sensor(
+    gpu: Mapping[str, Any], power: str | None, counter: str | None, like: SensorModel
+) -> SensorModel:
     names = (power, counter) if like.counter_lag_ms is None else (counter, power)
     tick_ms = next(_periods(gpu, names), float(like.tick_ms))
     window_ms = _window_ms(gpu, power)
     if window_ms is None:
         window_ms = tick_ms * like.window_ms / like.tick_ms
     resolution = None if power is None else gpu["sensors"][power]["resolution"]
-    return Sensor(
+    return SensorModel(
         tick_ms=tick_ms,
         window_ms=tick_ms if window_ms > ALL_SEEN * tick_ms else window_ms,
         quantum_mw=like.quantum_mw if resolution is None else int(resolution),
@@ -135,6 +137,6 @@ def _sensor(gpu: Mapping[str, Any], power: str | None, counter: str | None, like
     )
 
 
-def _counts_all(gpu: Mapping[str, Any], counter: str | None, sensor: Sensor) -> bool:
+def _counts_all(gpu: Mapping[str, Any], counter: str | None, sensor: SensorModel) -> bool:
     window_ms = _window_ms(gpu, counter)
     return window_ms is not None and window_ms > ALL_SEEN * sensor.tick_ms > sensor.window_ms

@@ -15,7 +15,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from zeusd.devices.simulated.models import Sensor
+from zeusd.devices.simulated.models import SensorModel
 
 AVERAGE_TICKS = 10
 """POWER_AVERAGE is the mean of the last second: ten ticks of 100 ms."""
@@ -38,7 +38,7 @@ _CATCH_UP_TICKS = 64
 energy."""
 
 
-class PowerSensor:
+class SimulatedSensor:
     """The sensor of one GPU.
 
     Args:
@@ -53,7 +53,7 @@ class PowerSensor:
 
     def __init__(
         self,
-        sensor: Sensor,
+        sensor: SensorModel,
         energy_at: Callable[[float], float],
         start_s: float,
         gain: float,

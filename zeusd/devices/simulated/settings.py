@@ -10,8 +10,8 @@ from zeusd.devices.control_calls import ControlCalls
 from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import (
     Handle,
-    PowerLimits,
-    PowerProfile,
+    PowerLimitRange,
+    WorkloadProfile,
 )
 from zeusd.devices.simulated.driver import SimulatedDriver
 from zeusd.devices.simulated.gpu import SimulatedGpu
@@ -63,9 +63,9 @@ class SimulatedSettings(SimulatedDriver):
         }
 
     @override
-    def power_limits(self, gpu: Handle) -> PowerLimits:
+    def power_limits(self, gpu: Handle) -> PowerLimitRange:
         state = self._limited(gpu, "power_limits")
-        return PowerLimits(state.limit_min_mw, state.limit_max_mw, state.limit_default_mw)
+        return PowerLimitRange(state.limit_min_mw, state.limit_max_mw, state.limit_default_mw)
 
     def power_limit_mw(self, gpu: Handle) -> int:
         """The power limit, mW."""
@@ -94,9 +94,9 @@ class SimulatedSettings(SimulatedDriver):
             self._settle(state)
 
     @override
-    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+    def power_profiles(self, gpu: Handle) -> list[WorkloadProfile]:
         profiles = self._enter(gpu, "power_profiles").model.profiles
-        return [PowerProfile(one.profile, one.profile, one.conflicts) for one in profiles]
+        return [WorkloadProfile(one.profile, one.profile, one.conflicts) for one in profiles]
 
     def requested_power_profiles(self, gpu: Handle) -> ControlValue:
         """Profiles that any program has requested."""

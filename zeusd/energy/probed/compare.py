@@ -24,7 +24,7 @@ IDLE_SHARE, IDLE_W = 0.3, 10.0
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ProbedComparison:
     """One quantity: the table's value, the probe's, and whether they agree.
 
     `not supported`: the GPU does not offer it. `not known`: the probe could not determine it.
@@ -41,12 +41,12 @@ def model_of(name: str | None) -> DeviceModel | None:
     return next((model for model in DEVICES.values() if model.name == name), None)
 
 
-def compare(gpu: ProbedGpu, model: DeviceModel) -> list[Comparison]:
+def compare(gpu: ProbedGpu, model: DeviceModel) -> list[ProbedComparison]:
     """Yields each quantity in the table."""
     return [*_fixed(gpu, model), *_sensors(gpu, model)]
 
 
-def _fixed(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
+def _fixed(gpu: ProbedGpu, model: DeviceModel) -> Iterator[ProbedComparison]:
     yield _exact("architecture", model.architecture, gpu.architecture)
     yield _exact("memory", model.memory_mib, gpu.memory_mib, "MiB")
     limits = gpu.power_limits
@@ -71,7 +71,7 @@ def _fixed(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
             )
 
 
-def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
+def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[ProbedComparison]:
     expected = model.sensor
     power, counter = gpu.power_sensor, gpu.counter_sensor
     yield _exact("average power", _yes(expected.average), _yes("power_average_mw" in gpu.sensors))
@@ -79,7 +79,7 @@ def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
     for label, name in (("power", power), ("energy counter", counter)):
         if name is None:
             if label == "power" or model.energy_counter:
-                yield Comparison(
+                yield ProbedComparison(
                     f"update period of {label}", f"{expected.tick_ms:g} ms", "none", "not supported"
                 )
             continue
@@ -87,7 +87,7 @@ def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
         table = f"{expected.tick_ms:g} ms"
         quantity = f"update period of {label}"
         if period is None:
-            yield Comparison(quantity, table, "no period", "not known")
+            yield ProbedComparison(quantity, table, "no period", "not known")
             continue
         off = abs(period.period_ms - expected.tick_ms)
         slack_ms = max(PERIOD_SHARE * expected.tick_ms, period.period_uncertainty_ms)
@@ -95,32 +95,34 @@ def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
             slack_ms = max(slack_ms, 2 * gpu.sensors[name].reading_gap_ms)
         agrees = off <= slack_ms
         found = f"{period.period_ms:.4g} ms"
-        yield Comparison(quantity, table, found, "ok" if agrees else "differs")
+        yield ProbedComparison(quantity, table, found, "ok" if agrees else "differs")
     yield _window(gpu, model, power)
     if power is not None:
         yield _idle(gpu, model, power)
 
 
-def _window(gpu: ProbedGpu, model: DeviceModel, power: str | None) -> Comparison:
+def _window(gpu: ProbedGpu, model: DeviceModel, power: str | None) -> ProbedComparison:
     quantity, table = "window that power sees", f"{model.sensor.window_ms:g} ms"
     window = None if gpu.loaded is None or power is None else gpu.loaded.windows.get(power)
     if window is None:
-        return Comparison(quantity, table, "needs a load", "not known")
+        return ProbedComparison(quantity, table, "needs a load", "not known")
     allowed = max(WINDOW_SHARE * model.sensor.window_ms, window.window_uncertainty_ms)
     agrees = abs(window.window_ms - model.sensor.window_ms) <= allowed
-    return Comparison(quantity, table, f"{window.window_ms:.3g} ms", "ok" if agrees else "differs")
+    return ProbedComparison(
+        quantity, table, f"{window.window_ms:.3g} ms", "ok" if agrees else "differs"
+    )
 
 
-def _idle(gpu: ProbedGpu, model: DeviceModel, power: str) -> Comparison:
+def _idle(gpu: ProbedGpu, model: DeviceModel, power: str) -> ProbedComparison:
     unused_w, context_w = model.idle_w
     table = f"{unused_w:g} to {context_w:g} W"
     mean_w = (gpu.sensors[power].mean or 0.0) / 1000
     busy = bool(gpu.processes.compute or gpu.processes.graphics or gpu.state.utilization_percent)
     if busy:
-        return Comparison("idle power", table, "in use", "not known")
+        return ProbedComparison("idle power", table, "in use", "not known")
     slack = max(IDLE_W, IDLE_SHARE * context_w)
     agrees = unused_w - slack <= mean_w <= context_w + slack
-    return Comparison("idle power", table, f"{mean_w:.3g} W", "ok" if agrees else "differs")
+    return ProbedComparison("idle power", table, f"{mean_w:.3g} W", "ok" if agrees else "differs")
 
 
 def _exact(
@@ -129,14 +131,14 @@ def _exact(
     found: float | str | None,
     unit: str = "",
     same: bool | None = None,
-) -> Comparison:
+) -> ProbedComparison:
     def text(value: float | str) -> str:
         return f"{value:g} {unit}".strip() if isinstance(value, int | float) else value
 
     if found is None or found == "":
-        return Comparison(quantity, text(table), "none", "not supported")
+        return ProbedComparison(quantity, text(table), "none", "not supported")
     agrees = table == found if same is None else same
-    return Comparison(quantity, text(table), text(found), "ok" if agrees else "differs")
+    return ProbedComparison(quantity, text(table), text(found), "ok" if agrees else "differs")
 
 
 def _yes(value: bool) -> str:

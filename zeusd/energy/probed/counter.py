@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.series import ReadingSeries
 from zeusd.energy.probed.window import VisibleWindow
 
 SAME_SCOPE = 0.1
@@ -48,7 +48,7 @@ class CounterEnergy:
 
 
 def compare_energy(
-    counter_mj: Series, power_mw: Series, period_ms: float | None
+    counter_mj: ReadingSeries, power_mw: ReadingSeries, period_ms: float | None
 ) -> CounterEnergy | None:
     """Compares the counter with integrated power; None if either did not change or was not read.
 
@@ -88,7 +88,7 @@ def compare_energy(
     )
 
 
-def _integral(series: Series, begin_ns: float, end_ns: float) -> float:
+def _integral(series: ReadingSeries, begin_ns: float, end_ns: float) -> float:
     """Integrates a step function: each reading holds since the one before it."""
     total = 0.0
     times, values = series.t_ns, series.values
@@ -137,7 +137,7 @@ class WindowError:
 
 
 def window_errors(
-    counter_mj: Series, bursts: Sequence[tuple[int, int]], plateau: VisibleWindow
+    counter_mj: ReadingSeries, bursts: Sequence[tuple[int, int]], plateau: VisibleWindow
 ) -> list[WindowError]:
     """Returns the errors of energies that are read from the counter at both ends of known bursts,
     by length of burst, longest first. The truth is the plateau of power under load times the

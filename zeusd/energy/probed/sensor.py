@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from zeusd.energy.probed.counter import find_resolution, window_errors
 from zeusd.energy.probed.period import UpdatePeriod, date, find_period
 from zeusd.energy.probed.report import COUNTERS, POWERS, Latency, Loaded, ProbedSensor
-from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.series import ReadingSeries
 from zeusd.energy.probed.window import VisibleWindow, find_window
 
 DATED_SHARE = 0.25
@@ -16,7 +16,9 @@ DATED_SHARE = 0.25
 machine was busy."""
 
 
-def describe(together: Series, begin_ns: int, alone: Series, loaded: Series) -> ProbedSensor:
+def describe(
+    together: ReadingSeries, begin_ns: int, alone: ReadingSeries, loaded: ReadingSeries
+) -> ProbedSensor:
     """Describes one sensor.
 
     Args:
@@ -45,7 +47,7 @@ def describe(together: Series, begin_ns: int, alone: Series, loaded: Series) -> 
 
 
 def describe_load(
-    name: str, sampled: Mapping[str, Series], bursts: Sequence[tuple[int, int]]
+    name: str, sampled: Mapping[str, ReadingSeries], bursts: Sequence[tuple[int, int]]
 ) -> Loaded:
     """Describes what known bursts of load show.
 
@@ -78,11 +80,11 @@ def summarize(durations_ns: Sequence[int]) -> Latency | None:
     return Latency(rank(0.5), rank(0.99), ordered[-1] / 1000, len(ordered))
 
 
-def _period(series: Series) -> UpdatePeriod | None:
+def _period(series: ReadingSeries) -> UpdatePeriod | None:
     return find_period(series.changes(), series.t_ns[0] if series.t_ns else 0)
 
 
-def _powers(name: str, series: Series) -> list[tuple[float, float]]:
+def _powers(name: str, series: ReadingSeries) -> list[tuple[float, float]]:
     """Returns the power of each update, W; for a counter, the mean since the last update."""
     begin_ns = series.t_ns[0] if series.t_ns else 0
     period = _period(series)

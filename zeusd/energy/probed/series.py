@@ -30,7 +30,7 @@ class ShownUpdate(NamedTuple):
         return self.until_ns - self.after_ns
 
 
-class Series:
+class ReadingSeries:
     """Readings of one sensor, in the order of time.
 
     Args:

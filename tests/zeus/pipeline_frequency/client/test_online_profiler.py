@@ -20,7 +20,7 @@ from zeus.optimizer.pipeline_frequency.online_profiler import (
     known_blocking_w,
     trimmed_mean,
 )
-from zeus.optimizer.pipeline_frequency.profile import Row
+from zeus.optimizer.pipeline_frequency.profile import ProfileMeasurement
 from zeusd.devices.simulated import Work
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
 
@@ -85,13 +85,13 @@ class Training:
         self.node.clock.sleep(0.1)
         self.iterations += 1
 
-    def sweep(self, profiler: OnlineProfiler) -> list[Row]:
+    def sweep(self, profiler: OnlineProfiler) -> list[ProfileMeasurement]:
         while not profiler.finished:
             self.iterate(profiler)
             assert self.iterations < 3000
         return profiler.rows
 
-    def expected(self, row: Row) -> tuple[float, float]:
+    def expected(self, row: ProfileMeasurement) -> tuple[float, float]:
         model = self.node.nvml.specs[0].model
         seconds, watts = self.truth.tables[row.instruction].at(row.frequency, model)
         return seconds, seconds * watts

@@ -14,7 +14,7 @@ from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, rand
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
 from zeus.optimizer.pipeline_frequency.planner.linear import Program
-from zeus.optimizer.pipeline_frequency.planner.problem import Problem
+from zeus.optimizer.pipeline_frequency.planner.problem import PipelineProblem
 from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
@@ -33,9 +33,9 @@ def fresh(turn: int) -> random.Random:
     return random.Random(seed)
 
 
-def problem_of(profile: InstructionProfile, pipeline: Pipeline, **figures: Any) -> Problem:
+def problem_of(profile: InstructionProfile, pipeline: Pipeline, **figures: Any) -> PipelineProblem:
     """The planner's arrays."""
-    return Problem(profile, pipeline, Planner(profile, pipeline, **figures).problem)
+    return PipelineProblem(profile, pipeline, Planner(profile, pipeline, **figures).problem)
 
 
 def evaluated(

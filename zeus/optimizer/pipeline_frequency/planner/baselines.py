@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zeus.optimizer.pipeline_frequency.planner.problem import TOLERANCE, Ints, Problem, fits
+from zeus.optimizer.pipeline_frequency.planner.problem import TOLERANCE, Ints, PipelineProblem, fits
 
 
-def policies(problem: Problem) -> dict[str, Ints]:
+def policies(problem: PipelineProblem) -> dict[str, Ints]:
     """Plans (instructions, ways) of each policy, by the name that stands beside plans."""
     return {
         "one clock": _at_one_clock(problem, range(len(problem.kinds)))[problem.kind],
@@ -22,13 +22,13 @@ def policies(problem: Problem) -> dict[str, Ints]:
     }
 
 
-def uniform(problem: Problem) -> Ints:
+def uniform(problem: PipelineProblem) -> Ints:
     """Plans (instructions, ways) with one clock, or one power limit, for all."""
     found = policies(problem)
     return np.unique(np.hstack([found["one clock"], found["one power limit"]]), axis=1)
 
 
-def figures(problem: Problem, plans: Ints) -> list[tuple[float, float]]:
+def figures(problem: PipelineProblem, plans: Ints) -> list[tuple[float, float]]:
     """Time, s, and energy, J, of plans, without those that a faster plan beats; fastest first.
 
     Clock changes take no time here: a policy is what an ideal GPU would do.
@@ -44,7 +44,7 @@ def figures(problem: Problem, plans: Ints) -> list[tuple[float, float]]:
     return kept
 
 
-def _at_one_clock(problem: Problem, kinds: Sequence[int]) -> Ints:
+def _at_one_clock(problem: PipelineProblem, kinds: Sequence[int]) -> Ints:
     """Settings (kinds, ways) at each of their clocks; where an instruction was not measured at a
     clock, the next higher one that it has.
     """
@@ -55,7 +55,7 @@ def _at_one_clock(problem: Problem, kinds: Sequence[int]) -> Ints:
     return np.asarray(np.maximum(at_or_above, highest)[:, offered.any(axis=0)])
 
 
-def _under_one_limit(problem: Problem) -> Ints:
+def _under_one_limit(problem: PipelineProblem) -> Ints:
     """Settings (kinds, ways) under each power limit: the highest clock whose mean power is within
     the limit, or the lowest clock.
     """
@@ -67,7 +67,7 @@ def _under_one_limit(problem: Problem) -> Ints:
     return np.asarray(np.where(within.any(axis=1), within.argmax(axis=1), lowest[:, None]))
 
 
-def _envelope(problem: Problem) -> Ints:
+def _envelope(problem: PipelineProblem) -> Ints:
     """Instructions on the critical path at their highest clock; in each stage one clock for all
     others: the one that saves most of those that do not make the iteration longer. One way.
 

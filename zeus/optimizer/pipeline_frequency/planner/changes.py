@@ -12,7 +12,13 @@ import itertools
 import numpy as np
 
 from zeus.optimizer.pipeline_frequency.planner.pool import Pool
-from zeus.optimizer.pipeline_frequency.planner.problem import Booleans, Floats, Ints, Problem, fits
+from zeus.optimizer.pipeline_frequency.planner.problem import (
+    Booleans,
+    Floats,
+    Ints,
+    PipelineProblem,
+    fits,
+)
 from zeus.optimizer.pipeline_frequency.planner.search import PlanSearch, Progress, quietly
 
 _MULTIPLES = 2.0 ** np.array([0, 0.5, 1, 2, 4, 10])
@@ -239,7 +245,7 @@ def _largest(saved_j: Floats, owner: Ints, most: int) -> list[Ints]:
     return [order[(rank == number) & good] for number in range(most)]
 
 
-def ties(problem: Problem, plans: Ints) -> Ints:
+def ties(problem: PipelineProblem, plans: Ints) -> Ints:
     """Plans (instructions, plans) with fewer changes: an instruction takes its neighbour's clock
     where that costs nothing.
     """

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem, fits
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, PipelineProblem, fits
 
 _USUAL = 50.0
 """Instructions take about this in the program: the solver's tolerances are absolute, 1e-7."""
@@ -75,7 +75,7 @@ class Program:
     """The program of a problem: columns are ends of instructions, steps, changes, and the end."""
 
     def __init__(
-        self, problem: Problem, *, whole: bool = False, count_changes: bool = False
+        self, problem: PipelineProblem, *, whole: bool = False, count_changes: bool = False
     ) -> None:
         if "ortools" in sys.modules:
             raise PipelineFrequencyError(

@@ -26,7 +26,7 @@ from zeus.optimizer.pipeline_frequency.planner.problem import (
     Changes,
     Floats,
     Ints,
-    Problem,
+    PipelineProblem,
     fits,
 )
 from zeus.optimizer.pipeline_frequency.planner.search import (
@@ -108,7 +108,7 @@ class Planner:
             )
         except ValidationError as error:
             raise PipelineFrequencyError(f"this cannot be planned: {sentence(error)}") from None
-        self._problem = problem = Problem(profile, pipeline, self.problem)
+        self._problem = problem = PipelineProblem(profile, pipeline, self.problem)
         self.fastest_time_s = problem.min_time_s
         choices = sum(len(problem.curves[kind].time_s) for kind in problem.kind)
         self._exact = exact

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem, fits
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, PipelineProblem, fits
 
 
 class Pool:
     """Keeps every plan that no other plan beats, the fastest first."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PipelineProblem) -> None:
         self._problem = problem
         self._plans = np.zeros((problem.count, 0), dtype=np.int16)
         self.time_s: Floats = np.zeros(0)

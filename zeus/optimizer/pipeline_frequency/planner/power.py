@@ -17,7 +17,7 @@ import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import baselines
-from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem, fits
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, PipelineProblem, fits
 from zeus.optimizer.pipeline_frequency.plans import Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 
@@ -77,7 +77,7 @@ class Draw:
     @classmethod
     def of(
         cls,
-        problem: Problem,
+        problem: PipelineProblem,
         plan: Ints,
         stages: tuple[int, ...] | None = None,
         runs: Floats | None = None,
@@ -127,7 +127,7 @@ class Draw:
 
 
 def plan_within_power(
-    planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
+    planner: Planner, problem: PipelineProblem, bounds: Sequence[PowerBound], time_s: float | None
 ) -> Plan:
     """The best plan that was found within bounds on power; it is not proven to be the best.
 
@@ -175,7 +175,7 @@ def plan_within_power(
 
 
 def _candidates(
-    planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
+    planner: Planner, problem: PipelineProblem, bounds: Sequence[PowerBound], time_s: float | None
 ) -> Iterator[Plan]:
     """Plans that keep the bounds, for a time or as fast as possible; some may take longer."""
     for found in _by_level(planner, problem, bounds, time_s):
@@ -189,7 +189,7 @@ def _candidates(
 
 
 def _by_level(
-    planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
+    planner: Planner, problem: PipelineProblem, bounds: Sequence[PowerBound], time_s: float | None
 ) -> list[Ints]:
     """The best plans without settings above a limit, for limits around the highest one whose plan
     keeps the bounds.
@@ -231,7 +231,7 @@ def _watts(option: Option) -> float:
     return option.energy_j / option.time_s
 
 
-def _below(problem: Problem, watts: float) -> InstructionProfile:
+def _below(problem: PipelineProblem, watts: float) -> InstructionProfile:
     """The profile without settings that draw more, but for each instruction's lowest."""
     kept: dict[tuple[int, str, int], Sequence[Option]] = {}
     for key in problem.kinds:
@@ -241,15 +241,15 @@ def _below(problem: Problem, watts: float) -> InstructionProfile:
     return InstructionProfile(kept, problem.profile.tensor_parallel)
 
 
-def _rows(problem: Problem, stages: tuple[int, ...] | None) -> Ints:
+def _rows(problem: PipelineProblem, stages: tuple[int, ...] | None) -> Ints:
     return np.concatenate([problem.stages[one] for one in stages or range(len(problem.stages))])
 
 
-def _passed(problem: Problem, plan: Ints, bounds: Sequence[PowerBound]) -> list[PowerBound]:
+def _passed(problem: PipelineProblem, plan: Ints, bounds: Sequence[PowerBound]) -> list[PowerBound]:
     return [one for one in bounds if not one.kept_by(Draw.of(problem, plan, one.stages))]
 
 
-def _repaired(problem: Problem, plan: Ints, bounds: Sequence[PowerBound]) -> Ints | None:
+def _repaired(problem: PipelineProblem, plan: Ints, bounds: Sequence[PowerBound]) -> Ints | None:
     """Slows instructions down where a peak is too high; None: a bound is passed all the same."""
     plan = plan.copy()
     for _ in range(2 * problem.count):
@@ -272,7 +272,7 @@ def _repaired(problem: Problem, plan: Ints, bounds: Sequence[PowerBound]) -> Int
     return None
 
 
-def _slower(problem: Problem, plan: Ints, row: int) -> int | None:
+def _slower(problem: PipelineProblem, plan: Ints, row: int) -> int | None:
     """The next slower setting of an instruction's curve; None: there is none."""
     kind = problem.kind[row]
     curve, now_s = problem.curves[kind], problem.times[kind, plan[row]]
@@ -280,7 +280,7 @@ def _slower(problem: Problem, plan: Ints, row: int) -> int | None:
     return int(curve.settings[place]) if place < len(curve.settings) else None
 
 
-def _delays(problem: Problem, plan: Ints, slower: Sequence[tuple[int, int]]) -> Floats:
+def _delays(problem: PipelineProblem, plan: Ints, slower: Sequence[tuple[int, int]]) -> Floats:
     """What slowing each of some instructions down delays for a watt that it saves, s/W."""
     rows, settings = np.array(slower, dtype=np.intp).T
     kinds, now = problem.kind[rows], plan[rows]

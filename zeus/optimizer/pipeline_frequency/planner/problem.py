@@ -96,7 +96,7 @@ class Level:
     after: Ints
 
 
-class Problem:
+class PipelineProblem:
     """A pipeline with the times and costs of its instructions.
 
     Rows are instructions, level after level of the graph; columns of tables are settings, the

@@ -16,7 +16,7 @@ from zeus.optimizer.pipeline_frequency.planner.problem import (
     Floats,
     Ints,
     Level,
-    Problem,
+    PipelineProblem,
     latest,
 )
 
@@ -31,7 +31,7 @@ _SNAP = 1e-6
 class Rounding:
     """Rounds for one problem. Options are numbered through all curves."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PipelineProblem) -> None:
         self._problem = problem
         self._slack_s = _SLACK * problem.max_time_s
         fastest = problem.fastest[:, None]

@@ -18,7 +18,7 @@ from zeus.optimizer.pipeline_frequency.planner.pool import Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import (
     Floats,
     Ints,
-    Problem,
+    PipelineProblem,
     lower_hull,
 )
 from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
@@ -60,7 +60,7 @@ _CHUNK = 400_000
 class PlanSearch:
     """Finds plans for one problem, and bounds on what any plan takes."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PipelineProblem) -> None:
         self.problem = problem
         self.program = Program(problem)
         self.policies = baselines.policies(problem)
@@ -151,7 +151,7 @@ class PlanSearch:
         return self._rounding.fill(np.concatenate(joined, axis=1))
 
 
-def spread(problem: Problem, pool: Pool, bound_j: Floats, points: int | None) -> Ints:
+def spread(problem: PipelineProblem, pool: Pool, bound_j: Floats, points: int | None) -> Ints:
     """Places of a frontier's plans in a pool, the fastest first.
 
     Neighbours are at most `STEP` of the energy apart, and within `NEAR` of the fastest time at most

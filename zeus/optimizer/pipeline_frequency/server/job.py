@@ -44,7 +44,7 @@ SHORTEST_S = 1e-4
 """No iteration is shorter, s; a report of less must not delay a plan without end."""
 
 
-class Refused(PipelineFrequencyError):
+class JobRefused(PipelineFrequencyError):
     """A request that cannot be fulfilled.
 
     Attributes:
@@ -131,7 +131,7 @@ class TrainingJob:
         self._at: dict[tuple[int, int, int], int] = {}
         self.progress: dict[int, RankProgress] = {}
         self.profiles: dict[int, RankProfile] = {}
-        self.failure: Refused | None = None
+        self.failure: JobRefused | None = None
         """Why the scheduler gives no schedule; sent to every rank that asks."""
         self.planning = 0
         """Number of times that it is being planned, one after the other."""
@@ -184,7 +184,7 @@ class TrainingJob:
         if known == rank:
             return False
         if known is not None and self.complete:
-            raise Refused(
+            raise JobRefused(
                 409,
                 f"rank {rank.rank} has registered with other figures, and the job is running; "
                 "register a new job if it has changed",
@@ -192,7 +192,7 @@ class TrainingJob:
         place = _place(rank)
         other = self._at.get(place, rank.rank)
         if other != rank.rank:
-            raise Refused(
+            raise JobRefused(
                 409,
                 f"rank {rank.rank} says it is dp_rank {place[0]}, pp_rank {place[1]}, tp_rank "
                 f"{place[2]}, which is rank {other}; each rank needs a place of its own",
@@ -211,7 +211,7 @@ class TrainingJob:
         """Raises PipelineFrequencyError if it is outside the job, or has not registered."""
         if rank not in self.ranks:
             self.info.check(rank=rank)
-            raise Refused(409, f"rank {rank} has not registered; POST /register_rank first")
+            raise JobRefused(409, f"rank {rank} has not registered; POST /register_rank first")
         return self.ranks[rank]
 
     # -----------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class TrainingJob:
         found = {schedule.rank: schedule for schedule in schedules}
         missing = self.missing(found)
         if missing:
-            raise Refused(500, f"the scheduler gave no schedule for {ranks_in_words(missing)}")
+            raise JobRefused(500, f"the scheduler gave no schedule for {ranks_in_words(missing)}")
         self.schedules = found
         self.results = {}
         self.round += 1
@@ -254,11 +254,13 @@ class TrainingJob:
         """
         rank = self.known_rank(profile.rank)
         if profile.numbers != rank.numbers:
-            raise Refused(409, f"rank {profile.rank} has registered with another place in the job")
+            raise JobRefused(
+                409, f"rank {profile.rank} has registered with another place in the job"
+            )
         offered = rank.available_frequencies
         clocks = {row.frequency for row in profile.rows if isinstance(row.frequency, int)}
         if offered and clocks.difference(offered):  # a rank that names none offers any
-            raise Refused(
+            raise JobRefused(
                 422,
                 f"rank {rank.rank} has measured {min(clocks.difference(offered))} MHz, which it "
                 f"does not offer; it offers {len(offered)} clocks from {min(offered)} to "
@@ -322,13 +324,13 @@ class TrainingJob:
         """
         frontier = self.frontier
         if frontier is None:
-            raise Refused(
+            raise JobRefused(
                 409,
                 "this job has no frontier to choose from yet; it has one when all its ranks have "
                 "sent their profiles, or at once when the server is started with a folder of plans",
             )
         if choice.dp_rank is not None and choice.dp_rank >= self.info.dp_degree:
-            raise Refused(422, f"there is no pipeline {choice.dp_rank} (dp_rank)")
+            raise JobRefused(422, f"there is no pipeline {choice.dp_rank} (dp_rank)")
         index, note = choose(frontier, self.effective_choice(choice))
         self.choice = choice
         self.base = index

@@ -30,7 +30,7 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.server import drift, planning
-from zeus.optimizer.pipeline_frequency.server.job import Refused, TrainingJob, ranks_in_words
+from zeus.optimizer.pipeline_frequency.server.job import JobRefused, TrainingJob, ranks_in_words
 from zeus.optimizer.pipeline_frequency.server.records import JobRecords
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
@@ -117,7 +117,7 @@ class JobManager:
         """Raises Refused if the job does not exist."""
         job = self.jobs.get(job_id)
         if job is None:
-            raise Refused(
+            raise JobRefused(
                 404,
                 f"there is no job {job_id[:200]}; it never was, or was forgotten after "
                 f"{self.settings.max_job_idle_time:g} s without a word: register it again",
@@ -127,14 +127,14 @@ class JobManager:
     def register_job(self, info: JobInfo) -> str:
         """Registers a job. Returns its id."""
         if info.job_id:
-            raise Refused(422, "job_id is given by the server; leave it empty")
+            raise JobRefused(422, "job_id is given by the server; leave it empty")
         if info.schedule is not None and info.schedule not in BY_NAME:
-            raise Refused(
+            raise JobRefused(
                 422,
                 f"there is no schedule {info.schedule!r}; there are {', '.join(BY_NAME)}",
             )
         if len(self.jobs) >= self.settings.max_jobs:
-            raise Refused(
+            raise JobRefused(
                 503,
                 f"this server has {len(self.jobs)} jobs, and takes no more (ZEUS_PFO_MAX_JOBS); "
                 "idle ones go after ZEUS_PFO_MAX_JOB_IDLE_TIME",
@@ -179,12 +179,12 @@ class JobManager:
             if found is not None:
                 return found
             if self._closing:
-                raise Refused(503, "the server is stopping; try again in a moment")
+                raise JobRefused(503, "the server is stopping; try again in a moment")
             self.waiting += 1
             try:
                 await asyncio.wait_for(job.changed.wait(), end - loop.time())
             except asyncio.TimeoutError:
-                raise Refused(504, _what_is_missing(job, wait_s)) from None
+                raise JobRefused(504, _what_is_missing(job, wait_s)) from None
             finally:
                 self.waiting -= 1
 
@@ -195,7 +195,7 @@ class JobManager:
         if job.round < 0 or not job.schedules:
             if job.frontier is not None:
                 return  # not needed: this scheduler leaves the choice to the server
-            raise Refused(409, "there is no schedule yet that this could be a result of")
+            raise JobRefused(409, "there is no schedule yet that this could be a result of")
         self._records.put_result(job, result)
         job.results[result.rank] = result
         if len(job.results) == job.info.world_size:
@@ -235,7 +235,7 @@ class JobManager:
         job = self._hear(job_id)
         job.check_profile(profile)
         if not issubclass(self.settings.scheduler, OnlineSolution):
-            raise Refused(
+            raise JobRefused(
                 409,
                 f"this server runs {self.settings.scheduler.__name__}; it plans from profiles when "
                 "it is started without a solution_path (OnlineSolution)",
@@ -367,18 +367,18 @@ class JobManager:
             self._records.put_progress(self.jobs[job_id] for job_id in heard)
             self._heard.clear()
 
-    def _refusal(self, error: Exception) -> Refused:
+    def _refusal(self, error: Exception) -> JobRefused:
         """The scheduler's error for clients; a ValueError is the request's fault, as in
         ml-energy/zeus."""
-        if isinstance(error, Refused):
+        if isinstance(error, JobRefused):
             return error
         if isinstance(error, PipelineFrequencyError):
-            return Refused(400, error.message)
+            return JobRefused(400, error.message)
         status, name = (
             400 if isinstance(error, ValueError) else 500,
             self.settings.scheduler.__name__,
         )
-        return Refused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
+        return JobRefused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
 
 
 def _next(

@@ -26,11 +26,11 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
 )
 from zeus.optimizer.pipeline_frequency.plans import FRONTIER, Frontier
-from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
+from zeus.optimizer.pipeline_frequency.profile import ProfileMeasurement, write_profile
 from zeus.optimizer.pipeline_frequency.server.job import (
+    JobRefused,
     JobState,
     RankProgress,
-    Refused,
     TrainingJob,
 )
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
@@ -159,7 +159,7 @@ class JobRecords:
                 yield self._database
         except (sqlite3.Error, OSError) as error:
             logger.error("the state cannot be written: %s", error)
-            raise Refused(
+            raise JobRefused(
                 503,
                 f"the server cannot write its state to {self._settings.database_path} ({error}); "
                 "see to its disk and send this again",
@@ -177,7 +177,7 @@ class JobRecords:
             self._dump(job, f"{job.round - 1}.prof", results)
         self._dump(job, f"{job.round}.sched", job.schedules)
 
-    def dump_plans(self, job_id: str, rows: list[Row], frontier: Frontier) -> None:
+    def dump_plans(self, job_id: str, rows: list[ProfileMeasurement], frontier: Frontier) -> None:
         """Profile and plans; another server can be started with them."""
 
         def write(folder: Path) -> None:

@@ -28,7 +28,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
 )
 from zeus.optimizer.pipeline_frequency.server import views
-from zeus.optimizer.pipeline_frequency.server.job import Refused
+from zeus.optimizer.pipeline_frequency.server.job import JobRefused
 from zeus.optimizer.pipeline_frequency.server.job_manager import JobManager
 from zeus.optimizer.pipeline_frequency.server.metrics import PipelineJobs
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
@@ -117,7 +117,7 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
 
     @app.exception_handler(PipelineFrequencyError)
     async def refused(request: Request, error: PipelineFrequencyError) -> JSONResponse:
-        return web.refusal(error.status if isinstance(error, Refused) else 422, error.message)
+        return web.refusal(error.status if isinstance(error, JobRefused) else 422, error.message)
 
     return app
 
