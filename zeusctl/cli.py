@@ -216,8 +216,8 @@ def _as_command_error(error: Exception) -> CommandError:
         if where is None:
             where = "standard output cannot be written"
             discard_output()
-        full = "; make room, or write elsewhere" if error.errno in _FULL else ""
-        return CommandError(f"{where}: {error.strerror}{full}")
+        what = "make room, or write elsewhere" if error.errno in _FULL else "check the path"
+        return CommandError(f"{where}: {error.strerror}; {what}")
     if os.environ.get("ZEUSCTL_TRACEBACK"):
         raise error
     return CommandError(

@@ -331,15 +331,16 @@ def frequencies(
     Raises:
         CommandError: It is malformed, or a GPU's driver lists no clocks.
     """
-    parts = text.removeprefix("gpu:").split(",")
+    parts, kinds = text.removeprefix("gpu:").split(","), set[str]()
     for part in [one for one in parts if one != "verbose"] or parts:
         kind, _, word = part.rpartition("=")
-        if kind not in ("", "memory") or not _CLOCK.fullmatch(word):
+        if kind in kinds or kind not in ("", "memory") or not _CLOCK.fullmatch(word):
             raise CommandError(
-                f'"{part}" is not a clock; write MHz, low, medium, high or highm1, such as '
-                "900,memory=high",
+                f'"{part}" is not {"one more" if kind in kinds else "a"} clock; write MHz, low, '
+                "medium, high or highm1, such as 900,memory=high",
                 USAGE,
             )
+        kinds.add(kind)
         alike: dict[int, list[GpuInfo]] = {}
         for gpu in gpus:
             alike.setdefault(_nearest(word, gpu, bool(kind)), []).append(gpu)

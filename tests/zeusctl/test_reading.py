@@ -508,7 +508,11 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
             Exit.USAGE,
             "--for is at most 30d",
         ),
-        (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png: No such"),
+        (
+            ("plot", "-o", "/no/such/p.png"),
+            Exit.FAILED,
+            "/no/such/p.png: No such file or directory; check the path",
+        ),
         (("measure", "-o", "/no/such/p", "--", "echo", "x"), Exit.NOT_RUN, "/no/such/p: No such"),
         (("exercise", "0", "-o", "/no/such/p"), Exit.FAILED, "/no/such/p: No such"),
         (("probe", "--simulate", "1xv100", "-o", "/no/such/p"), Exit.FAILED, "/no/such/p: No such"),
