@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,9 @@ def as_nobody() -> dict[str, Any]:
         return {}
     needs.require("two users")
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+
+def for_users(caught: Iterable[warnings.WarningMessage]) -> list[warnings.WarningMessage]:
+    """Of what was caught, what is said to users: what another test left open may be collected, and
+    warned of, at any time."""
+    return [one for one in caught if issubclass(one.category, UserWarning)]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import for_users
 from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeus.exceptions import ZeusdError, ZeusGPUInitError, ZeusGPULostError
@@ -145,7 +146,7 @@ def test_an_energy_that_cannot_be_known_is_nan_with_one_warning(node: VirtualNod
     with pytest.warns(UserWarning, match="energy of windows is nan until it can be known") as told:
         assert math.isnan(window.total_energy)
         assert math.isnan(window.uncertainty)
-    assert len(told) == 1
+    assert len(for_users(told)) == 1
     assert not window.known
     energies = window.gpu_energy
     assert math.isnan(energies[0])
@@ -369,7 +370,7 @@ def test_only_one_read_waits_for_a_node_that_does_not_answer(
             for read in reads:
                 read(measurement)
             monitor.available(measurement)
-    assert len(asked) == len(told) == 1
+    assert len(asked) == len(for_users(told)) == 1
     assert math.isnan(measurements[0].total_energy)
     monitor._lookup.round(node.clock())
     assert sum(one.total_energy for one in measurements) == pytest.approx(2 * 26 * 2, rel=0.02)
@@ -423,7 +424,7 @@ def test_of_a_gpu_that_is_lost_only_one_reader_asks(
             with monitor.window("step") as window:
                 node.clock.sleep(0.1)
             assert math.isnan(window.total_energy)
-    assert len(asked) == len(told) == 1
+    assert len(asked) == len(for_users(told)) == 1
     node.nvml.clear_faults()
     node.clock.sleep(3)
     assert not window.known
@@ -528,7 +529,7 @@ def test_the_log_of_a_cell_that_runs_again_begins_again(node: VirtualNode, tmp_p
     for key in ("first", "second", "third"):
         with warnings.catch_warnings(record=True) as warned:
             monitor = node.monitor(log_file=path)
-        assert [str(one.message).partition("; ")[0] for one in warned] == (
+        assert [str(one.message).partition("; ")[0] for one in for_users(warned)] == (
             [] if key == "first" else [f"{path} is overwritten"]
         )
         with monitor.window(key):
@@ -585,7 +586,7 @@ def test_indices_of_another_type_are_refused_with_what_to_give(
 def test_a_cpu_that_cannot_be_measured_is_left_out_with_a_warning(node: VirtualNode) -> None:
     with pytest.warns(UserWarning, match=r"CPU 0, 3 cannot be measured.*cpu_indices=\[\]") as seen:
         monitor = node.monitor(cpu_indices=[0, 3])
-    assert len(seen) == 1
+    assert len(for_users(seen)) == 1
     assert monitor.cpu_indices == []
     monitor.begin_window("a")
     assert monitor.end_window("a").cpu_energy is None
@@ -600,8 +601,8 @@ def test_without_gpus_and_daemon_a_monitor_measures_time_and_warns_once(
     monkeypatch.setattr(_node, "get_client", unreachable)
     with pytest.warns(UserWarning, match="No GPU is measured: No zeusd runs here") as seen:
         monitor = ZeusMonitor(log_file=tmp_path / "log.csv")
-    assert len(seen) == 1
-    assert seen[0].filename == __file__
+    assert len(for_users(seen)) == 1
+    assert for_users(seen)[0].filename == __file__
     monitor.begin_window("a")
     measurement = monitor.end_window("a")
     assert (measurement.gpu_energy, measurement.total_energy) == ({}, 0)

@@ -129,6 +129,7 @@ class Job:
             def __enter__(self) -> None:
                 self.log = super().__enter__()
                 warnings.simplefilter("always")
+                warnings.simplefilter("ignore", ResourceWarning)  # of others' garbage
                 warnings.showwarning = lambda message, *_: job.told.append(str(message))
 
         return Telling()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import for_users, wait_for
 from tests.zeus.node import VirtualNode, train
 from zeus.exceptions import ZeusdError, ZeusGPUInvalidArgError
 from zeus.optimizer.power_limit import (
@@ -176,7 +176,7 @@ def test_a_hook_that_fails_ends_only_the_search(node: VirtualNode, work: Work, h
     setattr(plo, hook, fail)
     with pytest.warns(UserWarning, match="RuntimeError: the logger is full") as caught:
         assert train(plo, work, 100) == 100
-    assert len(caught) == 1
+    assert len(for_users(caught)) == 1
     assert plo.disabled
     assert node.limit_w() == 300
     assert plo.monitor.measurement_states == {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import for_users
 from tests.zeus.power_limit.simulated_job import HIGH, LOW, MAX_Q, MakeJob, most_steps
 from zeus.optimizer.power_limit import Energy, Time, ZeusCost
 from zeus.optimizer.power_limit.leader import Leader
@@ -366,7 +367,7 @@ def test_a_profile_is_used_by_optimizers_created_before_the_process_group(
     again.run(6)
     again.assert_chosen(150)
     assert json.loads(path.read_text())["samples"] == json.loads(kept)["samples"]
-    assert len(told) == (0 if launched else 2)
+    assert len(for_users(told)) == (0 if launched else 2)
 
 
 def test_training_that_changes_is_measured_again_by_all(make_job: MakeJob) -> None:

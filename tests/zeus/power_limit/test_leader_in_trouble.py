@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.seeds import fresh, tries
+from tests.support import for_users
 from tests.zeus.power_limit.simulated_job import HIGH, MakeJob, Process, SimulatedJob, most_steps
 from zeus.optimizer.power_limit import Energy, Time
 from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
@@ -72,7 +73,7 @@ def test_a_rank_that_may_not_set_limits_reports_it_to_all(
         job.begin().run(20)
     job.assert_given_up()
     assert job.steps < 6
-    reasons = [str(one.message).partition("highest limit: ")[2] for one in told]
+    reasons = [str(one.message).partition("highest limit: ")[2] for one in for_users(told)]
     why = "the power limit cannot be set: not allowed here"
     assert sorted(reasons) == sorted({why, f"rank 1: {why}" if rank else why})
     caplog.set_level(logging.WARNING)
@@ -109,7 +110,7 @@ def test_a_rank_whose_training_ends_first(make_job: MakeJob, rank: int) -> None:
         job.run(20)
     job.assert_given_up()
     expected = ["rank 1: training ended before it finished"] if rank else []
-    assert [str(one.message).partition("highest limit: ")[2] for one in told] == expected
+    assert [str(one.message).partition("highest limit: ")[2] for one in for_users(told)] == expected
 
 
 @pytest.mark.parametrize("after", [0, 5, 13, 30])
