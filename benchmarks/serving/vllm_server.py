@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from zeus.serving.clock_control import TTL_S
 from zeus.serving.vllm.probe import MODE_ENV
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.simulation import SimulatedWork
 
 LEDGER = "http://127.0.0.1:9462"
 
@@ -53,7 +54,8 @@ def server(home: Path) -> None:
         }
         for name, start in again.items():
             if name == "clocks":
-                _until("clocks are locked", _locked, wrong, 60)
+                with _working():
+                    _until("clocks are locked", _locked, wrong, 60)
             running[name].kill()
             running[name].wait()
             if name == "clocks":
@@ -67,7 +69,8 @@ def server(home: Path) -> None:
             time.sleep(8)
         if load.failed:
             wrong.append(f"{load.failed} requests failed")
-        _until("clocks are locked", _locked, wrong, 60)
+        with _working():
+            _until("clocks are locked", _locked, wrong, 60)
         engine.kill()
         print(f"vLLM killed with {load.failed_next()} request in flight")
         _until("clocks are unlocked", lambda: not _locked(), wrong, TTL_S + 1)
@@ -87,6 +90,30 @@ def server(home: Path) -> None:
         _sums(home / "requests.jsonl", wrong)
     print("\n".join(wrong) or "all agree")
     raise SystemExit(bool(wrong))
+
+
+@contextlib.contextmanager
+def _working() -> Iterator[None]:
+    """Lets the simulated GPU compute: vLLM does so on the CPU, and a lower clock saves an idle GPU
+    nothing."""
+    with Client() as client:
+        node = client.node()
+    assert node.simulated is not None
+    work = SimulatedWork(node.simulated, [node.gpus[0].uuid], "model/compute")
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            work.run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        work.close()
 
 
 def _locked() -> bool:
