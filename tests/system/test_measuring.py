@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from tests.fake_nvml import fixtures
-from tests.fake_nvml.double import NvmlDouble
+from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import (
     ALL_MAY,
@@ -104,7 +104,7 @@ def test_the_time_limited_by_a_known_cap(nvml_double: MakeDouble) -> None:
 
 
 def test_a_bmc_that_limits_a_gpu_is_named(nvml_double: MakeDouble) -> None:
-    double = nvml_double([{"load_mw": LOAD_MW, "counts_limited": 1}])
+    double = nvml_double([{"load_mw": LOAD_MW, "counts_limited": 1}], privilege=ALWAYS)
     uuid = double.uuid(0)
     with measuring(double) as (_, client):
 
