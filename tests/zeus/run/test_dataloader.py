@@ -293,7 +293,7 @@ def test_two_processes_train_as_one_job(tmp_path: Path) -> None:
     assert result["cost"] == pytest.approx(0.5 * result["energy"] + 0.5 * 500 * result["time"])
     profile = json.loads((tmp_path / "bs8.power.json").read_text())
     assert len(profile["train_power"]) == 7
-    assert profile["train_power"]["250000"] > 250  # of both GPUs: one draws no more
+    assert profile["train_power"]["250000"] > 300  # of both GPUs
     assert f"{profile['optimal_pl'] // 1000} W" == first[-1]
     assert profile["gpus"] == ["Tesla V100-PCIE-16GB"] * 2
     # A second job costs too much, and both processes say so.

@@ -23,6 +23,7 @@ from zeus.serving.asgi import EnergyHeader
 from zeus.serving.forward_pass import ForwardPass, LedgerPasses, decode, follow
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
+from zeus.serving.vllm import stats as vllm_stats
 from zeus.serving.vllm.front_end import Finished, FrontEnd, Row
 from zeus.serving.vllm.stats import EnergyStatLogger
 from zeus.serving.wire import EngineStep
@@ -552,3 +553,16 @@ def test_the_stat_logger_is_silent_unless_asked_and_with_several_servers(monkeyp
     assert recorded.finished == ["a"]
     assert recorded.steps[-1][0] == ["a"]
     assert sum(step[2][0] for step in recorded.steps) == pytest.approx(5)
+
+
+def test_an_engine_relays_the_metrics_of_the_ledger_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relayed: list[str] = []
+    monkeypatch.setattr(vllm_stats, "register", relayed.append)
+    monkeypatch.delenv("ZEUS_SERVING_METRICS", raising=False)
+    EnergyStatLogger(SimpleNamespace())
+    assert relayed == []
+    monkeypatch.setenv("ZEUS_SERVING_METRICS", "http://127.0.0.1:9462")
+    EnergyStatLogger(SimpleNamespace())
+    assert relayed == ["http://127.0.0.1:9462"]

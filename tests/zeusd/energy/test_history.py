@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from zeusd.energy.columns import GRAINS, SECOND_NS, SPARE, PackedColumn, Ring, size_of
+from zeusd.energy.columns import GRAINS, SECOND_NS, SPARE, PackedColumn, Ring, size_of, tiers_size
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, TICK_ROWS, History, Slow
+from zeusd.energy.limited import TimeLimited
 from zeusd.energy.meter import Edge
 
 TICK = 20_000_000
@@ -52,7 +53,9 @@ def test_memory_is_bounded_and_the_old_is_kept_at_coarser_grain() -> None:
     block = memory()
     history = History(block)
     fill(history, 0, 3 * TICK_ROWS)  # 20 minutes
-    assert len(block) == SIZE < 2_000_000
+    limited = tiers_size(TimeLimited.COLUMNS)
+    assert len(block) == SIZE < 1_400_000 + limited
+    assert limited < 610_000
     assert history.ticks.end - history.ticks.start == TICK_ROWS - SPARE
     seconds = history.tiers[0]
     assert seconds.end == 3 * TICK_ROWS * TICK // SECOND_NS
