@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select as waiting
 import sys
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 WATCH_S = 60.0
 """Time limit of one request that waits for the loss of a lease."""
+
+CONNECT_S = 1.0
+"""Time limit of the first of them, for which the command waits."""
 
 RETRY_S = 0.5
 """Pause after such a request that zeusd did not answer."""
@@ -329,6 +333,8 @@ class _LossWatch:
         self._ended = threading.Event()
 
     def __enter__(self) -> None:
+        with contextlib.suppress(ZeusIpcError), bounded(CONNECT_S):
+            self._client.heartbeat()  # connected before the command runs: zeusd may stop at once
         threading.Thread(target=self._run, name="zeusctl-watch", daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
