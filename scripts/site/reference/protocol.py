@@ -7,6 +7,7 @@ import inspect
 import typing
 from collections.abc import Set
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -14,14 +15,6 @@ from zeus_ipc import replies as answers
 from zeus_ipc import requests as asked
 from zeus_ipc import wire
 from zeus_ipc.operations import OF_REQUEST
-from zeus_ipc.replies import (
-    accounting,
-    administration,
-    common,
-    leases,
-    node,
-    readings,
-)
 
 from .markdown import code, heading, paragraphs, prose, table
 from .sources import attribute_docs, below, fields, home, meanings
@@ -37,8 +30,6 @@ nanoseconds of CLOCK_MONOTONIC, `ms` milliseconds.
 
 _COMMON = "Each request has these fields besides its own."
 
-_REPLIES = (common, node, readings, leases, accounting, administration)
-
 _BY_HAND = {
     "CALL_BUCKETS_S": "Upper ends of the buckets of `CallTimes`, seconds.",
     "NO_END_NS": "A time that is never reached: no deadline.",
@@ -51,14 +42,13 @@ def requests() -> list[type[BaseModel]]:
 
 
 def replies() -> list[type[BaseModel]]:
-    """Every other message, in the order of the modules."""
+    """Every other message, in the order of the module."""
     return [
         one
-        for module in _REPLIES
-        for one in vars(module).values()
+        for one in vars(answers).values()
         if isinstance(one, type)
         and issubclass(one, wire.Message)
-        and one.__module__ == module.__name__
+        and one.__module__ == answers.__name__
     ]
 
 
@@ -104,7 +94,7 @@ def constants() -> dict[str, tuple[object, str]]:
     docs, values = dict(_BY_HAND), {}
     for module in (wire, asked, answers):
         docs = below(ast.parse(inspect.getsource(module)).body) | docs
-        values |= {name: value for name, value in vars(module).items() if name.isupper()}
+        values |= {n: x for n, x in vars(module).items() if n.isupper() and x is not TYPE_CHECKING}
     return {name: (value, docs[name]) for name, value in values.items()}
 
 
