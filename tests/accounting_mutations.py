@@ -31,7 +31,7 @@ CONSERVATION = (
     ),
     Mutation(
         "what is known by process is not added to the rest",
-        "zeusd.ledger.usage.Reader._undivided",
+        "zeusd.ledger.usage.Reader",
         drop("left", "amounts"),
         (
             "tests/zeusd/ledger/test_by_process.py::"
@@ -40,7 +40,7 @@ CONSERVATION = (
     ),
     Mutation(
         "CPU time is counted in one hierarchy",
-        "zeusd.runtime.cpu_use.CpuUse._groups",
+        "zeusd.runtime.cpu_use.CpuUse",
         instead("hierarchy", "self._root"),
         ("tests/zeusd/runtime/test_cpu_use.py::test_version_1_counts_in_one_hierarchy",),
     ),
@@ -51,7 +51,7 @@ microjoule."""
 BOUNDS = (
     Mutation(
         "bounds hold the truth",
-        "zeusd.energy.split._shared",
+        "zeusd.energy.split",
         always("account", "parts"),
         (
             "tests/zeusd/ledger/test_shared.py::"
@@ -144,7 +144,7 @@ REBOOTS = (
 PIDS = (
     Mutation(
         "a process that has ended is another than one with its pid",
-        "zeusd.runtime.presence.Presence._end",
+        "zeusd.runtime.presence.Presence",
         always("ended_ns"),
         (
             "tests/zeusd/runtime/test_presence.py::"
@@ -162,7 +162,7 @@ PIDS = (
     ),
     Mutation(
         "a process is its pid and its start",
-        "zeusd.runtime.presence.Presence._begin",
+        "zeusd.runtime.presence.Presence",
         instead("ChargedProcess", "ChargedProcess(pid, 0)"),
         (
             "tests/zeusd/ledger/test_by_process.py::test_a_pid_that_another_process_has_got_is_another_process",
@@ -174,7 +174,7 @@ PIDS = (
 FORGERIES = (
     Mutation(
         "a job's name counts only where root owns the group",
-        "zeusd.runtime.control_groups.ControlGroups._owned",
+        "zeusd.runtime.control_groups.ControlGroups",
         never("st_uid"),
         ("tests/zeusd/runtime/test_control_groups.py",),
     ),
@@ -192,7 +192,7 @@ CLOCKS = (
     ),
     Mutation(
         "a suspend is nobody's",
-        "zeusd.runtime.accounts.Accounts._note_suspend",
+        "zeusd.runtime.accounts.Accounts",
         drop("EXCLUDED"),
         (
             "tests/zeusd/ledger/test_accounts.py::test_energy_drawn_during_a_suspend_is_unattributed",
@@ -235,7 +235,7 @@ GAPS = (
     ),
     Mutation(
         "a history that starts again is charged from its own beginning",
-        "zeusd.runtime.accounts.Accounts._begin",
+        "zeusd.runtime.accounts.Accounts",
         always("begins_ns", "t_ns"),
         (
             "tests/zeusd/ledger/test_accounts.py::"
@@ -244,7 +244,7 @@ GAPS = (
     ),
     Mutation(
         "all MIG devices are measured or none",
-        "zeusd.runtime.activity.ActivityReader._of_instances",
+        "zeusd.runtime.activity.ActivityReader",
         sets("measured", "bool(used)"),
         (
             "tests/zeusd/runtime/test_activity.py::test_an_instance_that_is_new_makes_the_interval_unmeasured",
@@ -252,7 +252,7 @@ GAPS = (
     ),
     Mutation(
         "sizes of MIG devices are no measured use",
-        "zeusd.runtime.presence.Presence._use",
+        "zeusd.runtime.presence.Presence",
         always("measured"),
         (
             "tests/zeusd/ledger/test_gaps.py::test_mig_devices_that_change_leave_the_one_that_runs_as_it_was",
@@ -273,7 +273,7 @@ SLURM = (
     ),
     Mutation(
         "shards have weights",
-        "zeusd.runtime.allocations.Allocations._begun",
+        "zeusd.runtime.allocations.Allocations",
         instead("max", "1"),
         (
             "tests/zeusd/ledger/test_accounts.py::test_shards_share_by_weight_and_a_whole_allocation_ends_them",
@@ -298,7 +298,7 @@ SLURM = (
     ),
     Mutation(
         "a group whose processes are gone is gone",
-        "zeusd.runtime.control_groups._is_used",
+        "zeusd.runtime.control_groups",
         instead("splitlines", "()"),
         (
             "tests/zeusd/ledger/test_accounts.py::"
@@ -307,7 +307,7 @@ SLURM = (
     ),
     Mutation(
         "a step is charged what the run of its SLUID is",
-        "zeusd.ledger.usage.Reader._of_account",
+        "zeusd.ledger.usage.Reader",
         never("is_run"),
         ("tests/zeusd/ledger/test_accounts.py::test_a_run_is_found_by_its_sluid",),
     ),
@@ -357,13 +357,13 @@ KUBERNETES = (
     ),
     Mutation(
         "a MIG device is a slice of its GPU",
-        "zeusctl.parts.Devices.__init__",
+        "zeusctl.parts.Devices",
         never("instance"),
         ("tests/zeusctl/kubernetes/test_accounts.py::test_mig_devices_are_slices_of_their_gpu",),
     ),
     Mutation(
         "a claim names its device",
-        "zeusctl.kubernetes.kubelet._claimed",
+        "zeusctl.kubernetes.kubelet",
         never("uuids"),
         (
             "tests/zeusctl/kubernetes/test_claims.py::test_a_claims_device_is_its_uuid_where_its_cdi_name_has_one",
@@ -371,7 +371,7 @@ KUBERNETES = (
     ),
     Mutation(
         "a kubelet that restarts ends no holding",
-        "zeusctl.kubernetes.accounts._unlisted",
+        "zeusctl.kubernetes.accounts",
         sets("running", "set()"),
         (
             "tests/zeusctl/kubernetes/test_accounts.py::test_a_kubelet_that_restarts_ends_no_holding_of_a_pod_that_runs",
@@ -400,7 +400,7 @@ RIGHTS = (
     ),
     Mutation(
         "processes of others are one sum",
-        "zeusd.ledger.usage.Reader._add_processes",
+        "zeusd.ledger.usage.Reader",
         never("reader", "owner"),
         (
             "tests/zeusd/ledger/test_by_process.py::"
@@ -409,7 +409,7 @@ RIGHTS = (
     ),
     Mutation(
         "metrics name no other user",
-        "zeusd.core.accounting._seen",
+        "zeusd.core.accounting",
         always("kind", "_NOBODYS"),
         (
             "tests/zeusd/core/test_accounting.py::test_metrics_name_other_users_only_to_permitted_users",
@@ -443,7 +443,7 @@ PROMETHEUS = (
     ),
     Mutation(
         "a job's counter goes on over a restart",
-        "zeusd.runtime.workloads.Workloads._begin",
+        "zeusd.runtime.workloads.Workloads",
         instead("_stored", "{}"),
         (
             "tests/zeusd/ledger/test_accounts.py::test_a_jobs_counter_continues_over_restarts_and_ends_some_minutes_after_it",
@@ -451,7 +451,7 @@ PROMETHEUS = (
     ),
     Mutation(
         "idle energy is no account's",
-        "zeusctl.exporter.accounting._accounts",
+        "zeusctl.exporter.accounting",
         sets("charged", "ledger.totals"),
         (
             "tests/zeusctl/test_accounting_metrics.py::test_accounts_idle_and_unattributed_energy_add_up_to_the_counters",
@@ -459,7 +459,7 @@ PROMETHEUS = (
     ),
     Mutation(
         "accounts have a bound on their number",
-        "zeusctl.exporter.accounting._key",
+        "zeusctl.exporter.accounting",
         never("MAX_ACCOUNTS"),
         (
             "tests/zeusctl/test_accounting_metrics.py::test_accounts_idle_and_unattributed_energy_add_up_to_the_counters",

@@ -21,7 +21,7 @@ from tests import needs
 from tests.preloaded import Preloaded
 
 Deletion = Callable[[ast.AST], tuple[ast.AST, str]]
-"""Finds the node to replace inside a function, and the text that replaces it."""
+"""Finds the node to replace inside a symbol, and the text that replaces it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Mutation:
 
     Args:
         rule: The rule in a few words.
-        symbol: Dotted name of the function: module, class, function.
+        symbol: Dotted name of what keeps it: a module, with a class, with a method.
         deletion: `drop`, `never`, `always`, `becomes`, `unreached`, `instead` or `sets`.
         tests: Node ids. Each must fail without the rule.
     """
@@ -119,7 +119,7 @@ def without(mutation: Mutation, root: Path) -> tuple[Path, str]:
 
 def _file_of(symbol: str, root: Path) -> tuple[Path, list[str]]:
     parts = symbol.split(".")
-    for count in range(len(parts) - 1, 0, -1):
+    for count in range(len(parts), 0, -1):
         path = root.joinpath(*parts[:count]).with_suffix(".py")
         if path.is_file():
             return path, parts[count:]

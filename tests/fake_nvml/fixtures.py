@@ -43,14 +43,16 @@ def open_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opene
     """Opens a double in this process. The library maps its state once, so it is loaded afresh."""
     opened: list[NvmlBackend] = []
 
-    def open_double(*gpus: dict[str, Any], **options: Any) -> tuple[NvmlBackend, NvmlDouble]:
+    def open_double(
+        *gpus: dict[str, Any], sysfs: str = "/sys", **options: Any
+    ) -> tuple[NvmlBackend, NvmlDouble]:
         options.setdefault("privilege", ALWAYS)
         double = NvmlDouble(tmp_path, gpus or ({},), **options)
         for name, value in double.env.items():
             monkeypatch.setenv(name, value)
         copy = tmp_path / "libnvidia-ml.so.1"
         copy.write_bytes(Path(double.library).read_bytes())
-        nvml = NvmlBackend(str(copy))
+        nvml = NvmlBackend(str(copy), sysfs)
         nvml.init()
         opened.append(nvml)
         return nvml, double

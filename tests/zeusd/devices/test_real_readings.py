@@ -8,11 +8,27 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_nvml.double import NvmlDouble
 from tests.support import wait_for
 from tests.zeusd.devices.opening import Opener, code_of
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return
 from zeusd.runtime.workers import read_state
+
+FIELDS = [
+    *((number, scope) for number in (83, 185, 186) for scope in (0, 1, 2)),
+    *((number, 0) for number in (74, 75, 76, 77, 79, 190, 192, 252, 253, 270, 271)),
+]
+
+
+def asked(nvml: NvmlBackend, double: NvmlDouble) -> list[tuple[int, int]]:
+    """The fields that the next reading asks the first GPU for, by number and scope."""
+    double.clear_faults()
+    for number, scope in FIELDS:
+        double.inject(0, f"field.{number}.{scope}", count=1)
+    nvml.sensors(nvml.device_handle(0))
+    counts = [fault.count for fault in double.node.faults[: len(FIELDS)]]
+    return [field for field, left in zip(FIELDS, counts, strict=True) if not left]
 
 
 def test_the_counter_moves_by_whole_ticks_and_as_much_as_was_drawn(open_nvml: Opener) -> None:
@@ -92,16 +108,15 @@ def test_a_limit_of_the_bmc_is_in_force_although_nobody_requested_it(open_nvml: 
 
 
 def test_a_driver_without_counters_is_soon_no_longer_asked_for_them(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml()
+    nvml, double = open_nvml()
     gpu = nvml.device_handle(0)
     for _ in range(4):
         assert nvml.sensors(gpu).limited_ns == ()
-    (plan,) = nvml._plans.values()
-    assert sorted(plan.fields) == [(83, 0), (186, 0)]
+    assert asked(nvml, double) == [(83, 0), (186, 0)]
 
 
 def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml({"has_energy": 0})
+    nvml, double = open_nvml({"has_energy": 0})
     gpu = nvml.device_handle(0)
     for _ in range(10):
         sensors = nvml.sensors(gpu)
@@ -109,18 +124,16 @@ def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(open_nvml
         assert sensors.power_average_mw is None
         assert sensors.memory_power_average_mw is None  # NVML: success, with zero
         assert sensors.power_instant_mw is not None
-    (plan,) = nvml._plans.values()
-    assert plan.fields == [(186, 0)]
+    assert asked(nvml, double) == [(186, 0)]
 
 
 def test_a_gpu_without_a_module_is_soon_no_longer_asked_for_it(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml({"has_average": 1, "memory_power_mw": 41_000})
+    nvml, double = open_nvml({"has_average": 1, "memory_power_mw": 41_000})
     gpu = nvml.device_handle(0)
     for _ in range(4):
         assert nvml.sensors(gpu).module_power_mw is None
     assert nvml.module(gpu) is None
-    (plan,) = nvml._plans.values()
-    assert sorted(plan.fields) == [(83, 0), (185, 0), (185, 2), (186, 0)]
+    assert asked(nvml, double) == [(83, 0), (185, 0), (185, 2), (186, 0)]
 
 
 def test_a_memory_power_that_is_measured_is_reported(open_nvml: Opener) -> None:
@@ -137,8 +150,7 @@ def test_a_gpu_that_serves_no_field_is_asked_call_by_call(open_nvml: Opener) -> 
         sensors = nvml.sensors(gpu)
         assert sensors.energy_mj is None
         assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
-    (plan,) = nvml._plans.values()
-    assert plan.fields == []
+    assert asked(nvml, double) == []
 
 
 def test_power_is_read_by_a_call_if_only_energy_is_a_field(open_nvml: Opener) -> None:
@@ -215,15 +227,14 @@ def test_a_field_that_fails_now_and_then_is_not_given_up(open_nvml: Opener) -> N
 
 
 def test_the_power_of_a_module_is_never_given_as_the_gpus(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml({"name": "NVIDIA GH200 480GB", "module_only": 1, "has_average": 1})
+    nvml, double = open_nvml({"name": "NVIDIA GH200 480GB", "module_only": 1, "has_average": 1})
     gpu = nvml.device_handle(0)
     for _ in range(5):
         sensors = nvml.sensors(gpu)
         assert sensors.power_instant_mw is None
         assert sensors.power_average_mw is None
         assert sensors.module_power_mw == pytest.approx(220_000, abs=10)
-    (plan,) = nvml._plans.values()
-    assert sorted(plan.fields) == [(83, 0), (186, 1)]
+    assert asked(nvml, double) == [(83, 0), (186, 1)]
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "NVIDIA GH200 480GB"])
@@ -231,23 +242,22 @@ def test_a_driver_that_ignores_scopes_does_not_make_a_superchip(
     open_nvml: Opener, name: str
 ) -> None:
     """Every scope reads as the GPU's own, so there is no power of a module or of the memory."""
-    nvml, _ = open_nvml({"name": name, "ignores_scope": 1, "has_average": 1})
+    nvml, double = open_nvml({"name": name, "ignores_scope": 1, "has_average": 1})
     gpu = nvml.device_handle(0)
     for _ in range(10):
         sensors = nvml.sensors(gpu)
         assert (sensors.module_power_mw, sensors.memory_power_average_mw) == (None, None)
         assert sensors.energy_mj is not None
         assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
-    (plan,) = nvml._plans.values()
-    assert {scope for _, scope in plan.fields} == {0}
+    assert {scope for _, scope in asked(nvml, double)} == {0}
 
 
 def test_gpus_of_a_superchip_are_paired_by_their_numa_node(
     open_nvml: Opener, tmp_path: Path
 ) -> None:
     chip = {"name": "NVIDIA GB200", "module_mw": 467_200}
-    nvml, double = open_nvml(chip, chip, chip | {"module_mw": 459_800}, {})
-    nvml._sysfs = str(tmp_path)
+    gpus = (chip, chip, chip | {"module_mw": 459_800}, {})
+    nvml, double = open_nvml(*gpus, sysfs=str(tmp_path))
     for index, node in enumerate((0, 0, 1, 1)):
         device = tmp_path / "bus/pci/devices" / f"0000:{7 + index:02x}:00.0"
         device.mkdir(parents=True)
@@ -270,8 +280,9 @@ def test_a_driver_without_field_values_is_asked_call_by_call(open_nvml: Opener) 
         sensors = nvml.sensors(gpu)
         assert sensors.energy_mj is not None
         assert sensors.power_instant_mw is not None
-    (plan,) = nvml._plans.values()
-    assert plan.batch is False
+    double.inject(0, "nvmlDeviceGetFieldValues", count=1)
+    nvml.sensors(gpu)
+    assert double.node.faults[1].count == 1  # it was not called
 
 
 def test_field_values_that_fail_now_and_then_are_not_given_up(open_nvml: Opener) -> None:
