@@ -21,7 +21,7 @@ SLACK_MS = 2_000
 """A counter that grows by so much more than the time that has passed was reset."""
 
 STALE_NS = 2_500_000_000
-"""Time after the newest reading about which it says nothing."""
+"""Time after a counter's newest reading about which it says nothing."""
 
 ALWAYS, NEVER = 0.98, 0.001
 """Shares of a time from which, and up to which, a GPU was always and never limited."""
@@ -35,6 +35,7 @@ class TimeLimited:
 
     Attributes:
         counted_ns: The driver's newest counters, by reason.
+        read_ns: When it was last asked for them, also if it counted none: then nobody waits for it.
     """
 
     COLUMNS = (
@@ -49,7 +50,9 @@ class TimeLimited:
             self._tiers.append(Ring(self.COLUMNS, rows, memory[:size]))
             memory = memory[size:]
         self._offset_ms = [0] * len(REASONS)
+        self._counted_ns = [0] * len(REASONS)
         self.counted_ns: dict[str, int] = {}
+        self.read_ns = self.ends_ns
 
     @property
     def ends_ns(self) -> int:
@@ -57,30 +60,33 @@ class TimeLimited:
         return self._tiers[0].newest(0)
 
     def add(self, t_ns: int, counted_ns: Sequence[int | None]) -> None:
-        """Adds a reading: the counters in the order of `REASONS`; None: not counted."""
+        """Adds a reading: the counters in the order of `REASONS`; None: not counted, empty: none."""
+        if counted_ns and t_ns > self.ends_ns:
+            self._append(t_ns, counted_ns)
+        self.read_ns = max(self.read_ns, t_ns)
+
+    def _append(self, t_ns: int, counted_ns: Sequence[int | None]) -> None:
         newest, last_ns = self._tiers[0], self.ends_ns
-        if t_ns <= last_ns:
-            return
         counters = zip(REASONS, counted_ns, strict=True)
         self.counted_ns |= {reason: ns for reason, ns in counters if ns is not None}
-        passed_ms = (t_ns - last_ns) // MS
         row = [
-            self._continued(place, ns, newest.newest(place + 1) if last_ns else None, passed_ms)
+            self._continued(place, ns, newest.newest(place + 1) if last_ns else NOT_COUNTED, t_ns)
             for place, ns in enumerate(counted_ns)
         ]
         for tier, (period_ns, _) in zip(self._tiers, GRAINS, strict=True):
             if tier is newest or t_ns // period_ns > tier.newest(0) // period_ns:
                 tier.append(t_ns, *row)
 
-    def _continued(self, place: int, ns: int | None, last: int | None, passed_ms: int) -> int:
+    def _continued(self, place: int, ns: int | None, last: int, t_ns: int) -> int:
         """A counter's next value, which is never lower than its last."""
-        if ns is None:  # a failure, if it was there before
-            return NOT_COUNTED if last is None else last
+        if ns is None:  # once, a failure; later, the driver has stopped to count it
+            return last if t_ns - self._counted_ns[place] < STALE_NS else NOT_COUNTED
+        self._counted_ns[place] = t_ns
         value = (ns // MS + self._offset_ms[place]) % NOT_COUNTED
-        if last is None or last == NOT_COUNTED:
+        if last == NOT_COUNTED:
             return value
         grown_ms = (value - last) % NOT_COUNTED
-        if grown_ms <= passed_ms + SLACK_MS:
+        if grown_ms <= (t_ns - self.ends_ns) // MS + SLACK_MS:
             return value
         self._offset_ms[place] -= grown_ms
         return last
@@ -88,21 +94,22 @@ class TimeLimited:
     def window(self, begin_ns: int, end_ns: int) -> Iterator[tuple[str, int | None]]:
         """Reasons, and how long each limited the clocks between two times, ms; None: not known.
         Nothing: the driver counts none."""
-        first, last = self._at(begin_ns), self._at(end_ns)
+        ends = self._at(begin_ns), self._at(end_ns)
         for place, reason in enumerate(REASONS):
-            if not self.ends_ns or self._tiers[0].newest(place + 1) == NOT_COUNTED:
+            newest = self._tiers[0].newest(place + 1) if self.ends_ns else NOT_COUNTED
+            if newest == NOT_COUNTED and reason not in self.counted_ns:
                 continue
-            # The driver may have begun to count within the window.
-            if first is None or last is None or first[place] >= NOT_COUNTED:
+            begin_ms, end_ms = (None if all_ms is None else all_ms[place] for all_ms in ends)
+            if begin_ms is None or end_ms is None:
                 yield reason, None
                 continue
-            grown_ms = (last[place] - first[place]) % NOT_COUNTED
+            grown_ms = (end_ms - begin_ms) % NOT_COUNTED
             if grown_ms > NOT_COUNTED // 2:  # rounded below 0
                 grown_ms = 0
             yield reason, min(round(grown_ms), -(-(end_ns - begin_ns) // MS))
 
-    def _at(self, t_ns: int) -> list[float] | None:
-        """The counters at a time; None: it is not known."""
+    def _at(self, t_ns: int) -> list[float | None] | None:
+        """The counters at a time; None: not known."""
         for ring in self._tiers:
             times = ring.column(0)
             if ring.end and times[ring.start] <= t_ns:
@@ -115,9 +122,11 @@ class TimeLimited:
         return [_between(ring, place, after, t_ns) for place in range(1, len(REASONS) + 1)]
 
 
-def _between(ring: Ring, place: int, after: int, t_ns: int) -> float:
-    """A counter at a time between the readings before and at a row."""
+def _between(ring: Ring, place: int, after: int, t_ns: int) -> float | None:
+    """A counter at a time between the readings before and at a row; None: it was not counted."""
     value = ring.column(place)[after - 1]
+    if value == NOT_COUNTED or (after < ring.end and ring.column(place)[after] == NOT_COUNTED):
+        return None
     passed_ms = (t_ns - ring.column(0)[after - 1]) / MS
     if after == ring.end:  # it goes on like before
         return value + passed_ms * (_share(ring, place, after - 1) or 0.0)
@@ -140,5 +149,7 @@ def _share(ring: Ring, place: int, row: int) -> float | None:
     if not ring.start < row < ring.end:
         return None
     values, times = ring.column(place), ring.column(0)
+    if NOT_COUNTED in (values[row - 1], values[row]):
+        return None
     grown_ms = (values[row] - values[row - 1]) % NOT_COUNTED
     return min(1.0, grown_ms * MS / (times[row] - times[row - 1]))

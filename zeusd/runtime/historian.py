@@ -356,7 +356,7 @@ def _has(source: Source, look_up: LookUp) -> bool:
         return True
     if isinstance(source, GpuSource):
         source.limited_until_ns = max(source.limited_until_ns, until_ns)
-    return not 0 < history.limited.ends_ns < until_ns
+    return not history.limited.ends_ns or history.limited.read_ns >= until_ns
 
 
 def _silent(source: Source, now_ns: int) -> bool:

@@ -248,14 +248,14 @@ class GpuSource:
 
     def _due(self, t_ns: int, streamed: bool) -> bool:
         """Whether the values that are read once a second are due."""
-        waits = 0 < self._channel.limited.ends_ns < self.limited_until_ns
+        limited = self._channel.limited
+        waits = limited.ends_ns > 0 and limited.read_ns < self.limited_until_ns
         row_ns = 0 if streamed or waits else self._channel.next_row_ns
         return t_ns >= max(self._slow_at_ns, row_ns)
 
     def _read_slow(self, sensors: SensorValues) -> None:
         nvml = self._nvml
-        if sensors.limited_ns:
-            self._channel.limited.add(sensors.t_ns, sensors.limited_ns)
+        self._channel.limited.add(sensors.t_ns, sensors.limited_ns)
         enforced_mw = self._optional(nvml.enforced_power_limit_mw, 31)
         limit_mw = lowest(enforced_mw, sensors.current_limit_mw)
         gpu_mhz, memory_mhz = map(self._optional, (nvml.gpu_clock_mhz, nvml.memory_clock_mhz))
@@ -271,6 +271,7 @@ class GpuSource:
             temperature_c=self._optional(nvml.temperature_c),
             gpu_mhz=gpu_mhz,
             memory_mhz=memory_mhz,
+            # For the bit of an idle GPU, which no driver counts; what limits is counted, see above.
             reasons=self._optional(nvml.throttle_reasons, 64),
             limit_mw=limit_mw,
             module_mw=sensors.module_power_mw,

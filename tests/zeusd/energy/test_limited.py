@@ -124,6 +124,30 @@ def test_a_reading_that_fails_once_is_made_up_for() -> None:
     assert found == {"power": 4_000}
 
 
+def test_a_counter_that_the_driver_has_stopped_is_not_known_from_then_on() -> None:
+    limited = history()
+    for second in range(12):  # it counts again from second 9 on, from what it had
+        power_ns = None if 4 <= second < 9 else second * SECOND_NS
+        limited.add(START_NS + second * SECOND_NS, [power_ns, 0, None, None, None])
+        stopped = 6 <= second < 9
+        recent = dict(limited.window(START_NS, START_NS + second * SECOND_NS))
+        assert (recent["power"] is None, recent["heat"]) == (stopped, 0)
+    found = {
+        (begin, end): dict(
+            limited.window(START_NS + begin * SECOND_NS, START_NS + end * SECOND_NS)
+        )["power"]
+        for begin, end in ((0, 3), (0, 7), (7, 10), (9, 11), (0, 11))
+    }
+    assert found == {(0, 3): 3_000, (0, 7): None, (7, 10): None, (9, 11): 2_000, (0, 11): 11_000}
+
+
+def test_it_is_known_when_the_counters_were_asked_for_even_if_there_were_none() -> None:
+    limited = history()
+    limited.add(START_NS, [0] * 5)
+    limited.add(START_NS + SECOND_NS, ())
+    assert (limited.ends_ns, limited.read_ns) == (START_NS, START_NS + SECOND_NS)
+
+
 def test_long_windows_come_from_the_coarser_rows() -> None:
     limited = history()
     for second in range(4 * 3600):

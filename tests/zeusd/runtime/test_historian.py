@@ -27,6 +27,7 @@ class Device:
     aligns = True
     failure = None
     slow = Slow()
+    counted_ns: Sequence[int] = ()
 
     def __init__(self, phase_ns: int = 0, period_ns: int = TICK_NS) -> None:
         self.history = History(memoryview(bytearray(SIZE)))
@@ -40,6 +41,7 @@ class Device:
     def read(self, streamed: bool) -> Edge:
         t_ns = self.next_read_ns
         edge = Edge(t_ns, t_ns // 10, 100_000, 100_000, t_ns // 10)
+        self.history.limited.add(t_ns, self.counted_ns)
         self.history.add(edge, None, None, self.slow)
         self.next_read_ns += self.period_ns
         return edge
@@ -91,10 +93,15 @@ class Scene:
     # What a test does.
 
     def ask(
-        self, *names: str, windows: int = 1, end_ns: int | None = None, user: int = -1
+        self,
+        *names: str,
+        windows: int = 1,
+        end_ns: int | None = None,
+        user: int = -1,
+        limited: bool = False,
     ) -> LookUp:
         end_ns = self.now_ns if end_ns is None else end_ns
-        query = WindowsQuery(((end_ns - 2 * TICK_NS, end_ns, 0),) * windows)
+        query = WindowsQuery(((end_ns - 2 * TICK_NS, end_ns, 0),) * windows, limited)
         look_up = LookUp(names, query, self.done.append, user, self.spent_ns.append)
         self.historian.submit(look_up)
         return look_up
@@ -148,6 +155,20 @@ def test_one_that_needs_a_later_tick_waits_for_it() -> None:
     scene.settle()
     assert scene.done == [early, late]
     assert not scene.historian._waiting
+
+
+def test_nobody_waits_for_the_time_limited_that_is_no_longer_counted() -> None:
+    scene = Scene(Device())
+    (device,) = scene.devices.values()
+    device.counted_ns = [0] * 5
+    device.read(False)
+    device.counted_ns = ()  # from now on
+    scene.now_ns = device.history.ends_ns + 1
+    look_up = scene.ask("GPU-0", limited=True)
+    scene.tick("GPU-0")
+    scene.settle()
+    assert scene.done == [look_up]
+    assert device.history.limited.ends_ns > 0
 
 
 def test_a_tick_that_arrives_before_it_is_requested_is_noticed(

@@ -267,6 +267,32 @@ def test_an_impossible_value_ends_no_sampling(
     assert node.clock() - node.sources[0].history.ends_ns < 1e9
 
 
+def test_who_waits_for_the_time_limited_learns_that_it_is_no_longer_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Sampled("v100:setter_ms=0")
+    node.clock.sleep(5)
+    (source,), real = node.sources, node.nvml.sensors
+    stopped_ns = source.history.limited.ends_ns
+    assert stopped_ns > 0
+    averages = 0
+
+    def stopped(gpu: Any, counter: bool = True, slow: bool = True) -> SensorValues:
+        nonlocal averages
+        averages += slow
+        return real(gpu, counter, slow)._replace(limited_ns=())
+
+    monkeypatch.setattr(node.nvml, "sensors", stopped)
+    for _ in range(3):
+        source.limited_until_ns = node.clock()
+        node.clock.sleep(0.25)  # a streamed GPU's are read each 0.2 s
+        assert source.history.limited.read_ns >= source.limited_until_ns
+    assert source.history.limited.ends_ns == stopped_ns
+    before = averages
+    node.clock.sleep(10)
+    assert averages - before == pytest.approx(10, abs=1)
+
+
 def test_the_drivers_samples_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Sampled("2xh100-sxm:setter_ms=0")
     node.clock.sleep(1)
