@@ -60,7 +60,10 @@ def make_receipt(
         raise UnknownGpu(
             f"zeusd has no GPU {gone} now, so no receipt of it; `zeusctl gpus` lists those it has"
         )
-    usage, settled_ms = _usage(client, names, since_ns + utc_ns, until_ns + utc_ns)
+    windows = {one: _window(client, one, since_ns, until_ns) for one in names}
+    # Of others, the ledger will have no more.
+    counted = [one for one in names if not isinstance(windows[one], str)]
+    usage, settled_ms = _usage(client, names, counted, since_ns + utc_ns, until_ns + utc_ns)
     if subject.kind and not isinstance(usage, str):
         chosen = [gpu for gpu in chosen if any(map(subject.is_user, usage[gpu.uuid]))]
         names = [gpu.uuid for gpu in chosen]
@@ -85,7 +88,7 @@ def make_receipt(
             until_ns=until_ns,
             utc_ns=utc_ns,
             uid=client.policy().uid,
-            windows={one: _window(client, one, since_ns, until_ns) for one in names},
+            windows=windows,
             timelines={
                 (one, domain): _timeline(client, one, domain, begin_ns, end_ns)
                 for one in names
@@ -120,19 +123,21 @@ def _timeline(
 
 
 def _usage(
-    client: Client, gpus: Sequence[str], since_ns: int, until_ns: int
+    client: Client, gpus: Sequence[str], counted: Sequence[str], since_ns: int, until_ns: int
 ) -> tuple[dict[str, list[UsageSum]] | str, int]:
-    """The ledger's sums by GPU, and until when they are complete; or why there are none."""
+    """The ledger's sums by GPU, and until when those of the counted ones are complete; or why there
+    are none."""
     bucket_ns = BUCKET_S * 1_000_000_000
     first_s, last_s = since_ns // bucket_ns * BUCKET_S, -(-until_ns // bucket_ns) * BUCKET_S
     # Of buckets that are part of the interval as a whole, it does not matter when they were used.
     edges = sorted({first_s, first_s + BUCKET_S, last_s - BUCKET_S, last_s})
     give_up_s = time.monotonic() + PATIENCE_S
     found: dict[str, list[UsageSum]] = {}
+    settled_ms = until_ms = until_ns // 1_000_000
     try:
-        while True:
-            settled_ms = client.usage(edges, "total", gpus=gpus).settled_ms
-            if settled_ms + EDGE_MS >= until_ns // 1_000_000 or time.monotonic() > give_up_s:
+        while counted:
+            settled_ms = client.usage(edges, "total", gpus=counted).settled_ms
+            if settled_ms + EDGE_MS >= until_ms or time.monotonic() > give_up_s:
                 break
             time.sleep(RETRY_S)
         for gpu in gpus:

@@ -168,7 +168,7 @@ class Evidence:
         windows: The energy by GPU, or why there is none.
         timelines: The history by GPU and domain; the limit from before the interval on.
         usage: The ledger's sums by account and by process, by GPU; a text: why there are none.
-        settled_ms: Until when the ledger has all energy, UTC.
+        settled_ms: Until when the ledger has all energy of GPUs whose energy is known, UTC.
     """
 
     host: str
@@ -413,7 +413,8 @@ class _Gpu:
             for one in usage[self._info.uuid]
             if one.first_ms < until_ms and one.last_ms > since_ms
         ]
-        if not any(one.first_ms <= since_ms for one in sums):
+        counted = not isinstance(found.windows[self._info.uuid], str)
+        if counted and not any(one.first_ms <= since_ms for one in sums):
             self.reasons.append("the energy ledger does not reach back to the interval's beginning")
         users = _users(sums, since_ms, until_ms)
         own = self._own(users)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zeus_ipc.receipts import GpuReceipt, Receipt
-from zeus_ipc.text import duration
+from zeus_ipc.text import duration, number
 
 
 def differences(first: Receipt, second: Receipt) -> list[str]:
@@ -82,10 +82,13 @@ def aiperf(one: Receipt) -> dict[str, Any]:
 
 def page(one: Receipt) -> Iterator[str]:
     """The receipt as text."""
-    yield (
-        f"Receipt: {one.since:%Y-%m-%d %H:%M:%S} to {one.until:%Y-%m-%d %H:%M:%S} "
-        f"({duration(one.time_s)}) on {one.host}"
+    short = one.time_s < 60
+    since, until = (
+        instant.isoformat(" ", "milliseconds" if short else "seconds")
+        for instant in (one.since, one.until)
     )
+    took = number(one.time_s, "s", 3) if short else duration(one.time_s)
+    yield f"Receipt: {since} to {until} ({took}) on {one.host}"
     also = [f"zeusd {one.zeusd}", f"driver {one.driver or 'unknown'}"]
     also += [one.subject] if one.subject else []
     yield ", ".join([*also, "simulated GPUs"] if one.simulated else also)

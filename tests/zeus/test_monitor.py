@@ -641,6 +641,8 @@ def test_a_measurement_prints_its_energy_and_is_like_a_dataclass(node: VirtualNo
     longer = dataclasses.replace(measurement, time=4.0)
     assert (longer.time, longer.gpu_energy) == (4.0, measurement.gpu_energy)
     assert longer.uncertainty == measurement.uncertainty > 0
+    assert longer.limited == measurement.limited
+    assert set(longer.limited or ()) == {1}
     for same in (
         pickle.loads(pickle.dumps(measurement)),
         copy.copy(measurement),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -402,8 +403,18 @@ def test_the_time_limited_is_given_by_reason() -> None:
     assert [line for line in page(found) if "limited" in line] == [
         "       limited by power for 1.5 s"
     ]
-    unread = receipt_of(replace(USUAL, windows={GPU: "it fell off the bus"}))
+    blind = {"windows": {GPU: "it has no sensor"}, "usage": {GPU: []}}
+    unread = receipt_of(replace(USUAL, **blind))
     assert unread.gpus[0].limited_s == {}
+    assert unread.reasons == ["GPU 0: its energy is not known: it has no sensor"]
+
+
+def test_a_page_says_when_and_how_long_with_the_time_zone() -> None:
+    whole, part = receipt_of(USUAL), receipt_of(replace(USUAL, until_ns=BEGIN + SECOND // 4))
+    assert next(page(whole)).endswith(f" to {whole.until.isoformat(' ')} (1 min 0 s) on n1")
+    begin, end = (one.isoformat(" ", "milliseconds") for one in (part.since, part.until))
+    assert next(page(part)) == f"Receipt: {begin} to {end} (0.25 s) on n1"
+    assert re.search(r"\.250[+-]\d\d:\d\d$", end)
 
 
 def test_benchmarks_get_the_fields_that_they_read() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, as_nobody_says
 from zeus.exceptions import ZeusArgumentError
 from zeus.monitor import Measurement, ZeusMonitor, receipt
+from zeus_ipc import evidence
 from zeus_ipc.errors import UnknownGpu
 from zeus_ipc.evidence import make_receipt
 from zeus_ipc.receipts import Receipt, Subject
@@ -203,6 +205,29 @@ def test_a_restart_of_zeusd_is_named(tmp_path: Path) -> None:
             assert any(one.startswith("nobody knows who used the GPUs: ") for one in found.reasons)
             records = client.audit().records
         assert [one.event for one in records].count("restarted") == 1
+
+
+def test_the_ledger_is_not_awaited_for_a_gpu_without_sensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    times = SimpleNamespace(
+        sleep=sleep, monotonic=time.monotonic, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns
+    )
+    text = f'[accounting]\ndirectory = "{tmp_path}/ledger"\n'
+    spec = "a100-sxm-80,a100-sxm-80:lacks=power+counter"
+    with running_daemon("--simulate", spec, *configuration(tmp_path, text), gpus=2) as daemon:
+        with daemon.client() as client:
+            seen, blind = (gpu.uuid for gpu in client.node().gpus)
+            wait_for(lambda: client.usage([0, 900], "total", gpus=[seen]).settled_ms, "a ledger")
+            monkeypatch.setattr(evidence, "time", times)
+            now_ns = time.monotonic_ns()
+            found = make_receipt(client, now_ns - 10**8, now_ns, [blind])
+    (reason,) = found.reasons
+    assert "GPU 1: its energy is not known: " in reason
+    assert found.gpus[0].limited_s == {}
 
 
 def test_a_jobs_receipt_is_of_its_time(ctl: Ctl, bench: Bench) -> None:

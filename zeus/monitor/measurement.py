@@ -46,6 +46,8 @@ class _Fields:
     dram_energy: dict[int, float] | None = None
     soc_energy: None = None
     gpu_uncertainty: dict[int, float] | None = None
+    limited: dataclasses.InitVar[dict[int, dict[str, float]] | None] = None
+    """No field, as it may have to be looked up, but copied by `dataclasses.replace`."""
 
 
 class Measurement:
@@ -71,9 +73,7 @@ class Measurement:
     )
 
     soc_energy: None = None
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]] = {
-        field.name: field for field in dataclasses.fields(_Fields)
-    }
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]] = _Fields.__dataclass_fields__
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Measurement:
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # nothing to write to
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def _sum(self) -> float:
         """Joules of all that was measured."""
