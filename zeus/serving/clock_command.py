@@ -56,7 +56,7 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
             required=True,
         ),
         option("--gpu gpus", "Index or UUID; once for each GPU.", multiple=True, required=True),
-        option("--rank", "Data parallel rank to listen to. [default: the first]", int),
+        option("--rank", "Data parallel rank to listen to. [default: the first]", Whole(0, 65535)),
     )
     for one in reversed(options):
         command = one(command)
@@ -85,7 +85,7 @@ def clocks(
     engine: str,
 ) -> None:
     """Hold the lowest clock that meets the latency objectives, until Ctrl-C."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    show_log()
     with one_sentence():
         uuids = find_gpus(gpus)
         stretch = load_stretch(state)
@@ -137,7 +137,7 @@ def tune(
     """
     from zeus.serving.clock_tune import Tuner, plot, table
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    show_log()
     made: list[Tuner] = []
 
     def make(*arguments: Any) -> Tuner:
@@ -172,6 +172,11 @@ def tune(
             plot(rows, picture, slo_ttft, slo_tpot)
 
 
+def show_log() -> None:
+    """Prints the log, from what is normal, with times."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+
+
 def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.Event) -> None:
     """Feeds control until Ctrl-C, SIGTERM or the event.
 
@@ -188,13 +193,8 @@ def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.
             subscription = forward_pass.subscribe(feed)
         forward_pass.listen(subscription, ClockPasses(control, engine), ended)
         return
-    try:
-        requests = RequestFeed(control, engine)
-        receiver = Receiver(feed, requests.take)
-    except OSError as error:
-        raise click.ClickException(
-            f"cannot listen on {feed}: {error.strerror}; check --feed"
-        ) from None
+    with one_sentence():
+        receiver = Receiver(feed, RequestFeed(control, engine).take)
     try:
         while not ended.wait(RECEIVE_S):
             receiver.receive()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from zeus.serving.clock_command import clocks, tune
+from zeus.serving.clock_command import clocks, show_log, tune
 from zeus.serving.rows import BY, IDLE
 from zeus.utils.lazy import needed
 from zeus_ipc import __version__
@@ -104,6 +104,7 @@ def serve(engines: tuple[str, ...], **options: Any) -> None:
         needed("numpy", "python -m zeus.serving", "serving")
         from zeus.serving.service import run
 
+        show_log()
         run(engines, **options)
 
 

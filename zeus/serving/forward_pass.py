@@ -107,6 +107,7 @@ def subscribe(address: str) -> zmq.Socket[bytes]:
     except zmq.ZMQError as error:
         socket.close()
         raise ValueError(f"cannot listen to {address}: {error}; check --feed") from None
+    log.info("waiting for forward-pass metrics of %s", address)
     return socket
 
 

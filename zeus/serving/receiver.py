@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from zeus.serving.wire import MOST_BYTES, EngineStep, Message, Unpacker
+from zeus.serving.wire import DEFAULT_SOCKET, MOST_BYTES, EngineStep, Message, Unpacker
 from zeus_ipc.errors import RequestRejected
 from zeus_ipc.processes import UnixListener
 
@@ -35,9 +35,14 @@ class Receiver:
 
     Raises:
         OSError: The socket cannot be listened on, or another process does.
+        ValueError: The path is not absolute: engines have other working directories.
     """
 
     def __init__(self, path: str, take: Callable[[Message], bool]) -> None:
+        if not path.startswith("/"):
+            raise ValueError(
+                f"{path!r} is not the absolute path of a socket, such as {DEFAULT_SOCKET}"
+            )
         self._take = take
         self.rejected = 0
         self._warned: set[str] = set()
@@ -47,6 +52,7 @@ class Receiver:
             self._listener = UnixListener(path, socket.SOCK_SEQPACKET, 0o660, MOST_ENGINES)
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), path) from None
+        log.info("waiting for steps of an engine on %s", path)
 
     def receive(self) -> None:
         """Handles all messages that arrived."""
@@ -55,6 +61,7 @@ class Receiver:
                 connection, _ = self._listener.socket.accept()
                 connection.setblocking(False)
                 self._engines[connection] = Unpacker()
+                log.info("an engine's process is connected")
         for connection, unpack in list(self._engines.items()):
             if not self._drained(connection, unpack):
                 connection.close()

@@ -256,7 +256,12 @@ class Service:
     ) -> None:
         """Passes on what became known; totals: a period was settled."""
         counted = self._counted[engine]
-        new = [row for row in rows if row.request not in counted]
+        # A refusal is provisional, too: a settled fit may have a figure.
+        new = [
+            row
+            for row in rows
+            if row.request not in counted and (totals is not None or not row.refused)
+        ]
         if self._collector is not None:
             self._collector.finished(engine, new)
         if self._telemetry is not None:
@@ -362,7 +367,7 @@ def run(
             telemetry = over_http(otlp, boards, model)
             stack.callback(telemetry.close)
         service = Service(
-            socket or socket_paths()[0],
+            socket_paths()[0] if socket is None else socket,
             ledgers,
             SampleReceiver(Client, [uuid for one in uuids.values() for uuid in one]),
             log_path,

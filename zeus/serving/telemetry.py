@@ -101,7 +101,10 @@ def over_http(endpoint: str, boards: Callable[[], Mapping[str, float]], model: s
 
     Raises:
         ImportError: OpenTelemetry is not installed; the message says what to install.
+        ValueError: The endpoint is not a URL.
     """
+    if not endpoint.startswith(("http://", "https://")):
+        raise ValueError(f"--otlp {endpoint!r} must be a URL, such as http://localhost:4318")
 
     def module(name: str) -> Any:
         return needed(f"opentelemetry.{name}", "--otlp", "otel")

@@ -123,7 +123,13 @@ def test_the_latencies_of_requests_are_estimated() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["clocks --state {}", "tune --out {}", "tune --picture {}", "clocks --metrics-port 65536"],
+    [
+        "clocks --state {}",
+        "tune --out {}",
+        "tune --picture {}",
+        "clocks --metrics-port 65536",
+        "clocks --rank -1",
+    ],
 )
 def test_what_cannot_be_used_ends_the_command_at_once(tmp_path: Path, option: str) -> None:
     command, *rest = option.format(tmp_path / "no" / "file").split()

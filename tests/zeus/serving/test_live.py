@@ -25,6 +25,7 @@ from tests.support import running_daemon, wait_for
 from tests.zeus.serving.batches import published
 from tests.zeus.serving.server import PRIOR, serve, step_of
 from zeus.serving import digest as digest_module
+from zeus.serving import fit as fit_module
 from zeus.serving import ledger as ledger_module
 from zeus.serving import recorder as recorder_module
 from zeus.serving import relay as relay_module
@@ -381,7 +382,9 @@ def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
 # ----------------------------------------------------------------------------------------- ledger
 
 
-def _tell(ledger: Ledger, served, *, lose: range = range(0), gap: range = range(0)) -> None:
+def _tell(
+    ledger: Ledger, served, *, lose: range = range(0), gap: range = range(0), poll: bool = True
+) -> None:
     steps, updates = served.steps, served.updates
     energy_uj = 0
     ends = np.full(len(served.names), -1)
@@ -400,7 +403,7 @@ def _tell(ledger: Ledger, served, *, lose: range = range(0), gap: range = range(
                     published("x", int(updates.end_ns[following]), energy_uj, following, None)
                 )
             following += 1
-        if n % 100 == 0:
+        if poll and n % 100 == 0:
             ledger.poll(int(steps.end_ns[n]))
 
 
@@ -618,6 +621,31 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
     assert not (tmp_path / "steps.sock").exists()
 
 
+def test_a_request_is_counted_once_with_its_first_figure(tmp_path, monkeypatch):
+    served = serve(seeds.fresh(), seconds=50)
+    ledger = Ledger(["x"])
+    collector = EnergyCollector("m", ledgers := {"0": ledger})
+    service = Service(str(tmp_path / "socket"), ledgers, FakeSensors(), collector=collector)
+
+    def counted() -> tuple[float, float]:
+        service.poll(int(served.steps.end_ns[-1]) + 10**10)
+        known = [row for one in served.names if (row := ledger.energy(one)) and not row.refused]
+        count = collector.registry.get_sample_value(
+            "zeus_serving_request_energy_joules_count", {"engine": "0", "model_name": "m"}
+        )
+        return count or 0.0, len(known)
+
+    _tell(ledger, served, poll=False)
+    with monkeypatch.context() as early:
+        early.setattr(fit_module, "LEAST_UPDATES", 10**6)  # as in a server's first minute
+        assert counted() == (0, 0)
+    monkeypatch.setattr(ledger_module, "PERIOD_NS", 0)  # settles at each poll
+    for _ in range(2):
+        count, known = counted()
+        assert count == known > 0
+    service._receiver.close()
+
+
 def test_lines_that_cannot_be_written_follow_later_and_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_module, "PERIOD_NS", 0)  # settles at each poll
     log = tmp_path / "later" / "requests.jsonl"
@@ -647,6 +675,8 @@ def test_what_cannot_be_used_is_named_at_once(tmp_path, monkeypatch):
     socket_path = str(tmp_path / "socket")
     with pytest.raises(ValueError, match="must be HOST:PORT"):
         run(socket=socket_path, listen="localhost")
+    with pytest.raises(ValueError, match="is not the absolute path of a socket"):
+        Receiver("nonsense", lambda message: True)
     with running_daemon("--simulate", "v100-pcie", gpus=1) as daemon, socket.socket() as taken:
         monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
         taken.bind(("127.0.0.1", 0))
@@ -655,6 +685,10 @@ def test_what_cannot_be_used_is_named_at_once(tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError) as caught:
             run(socket=socket_path, log_path=log)
         assert caught.value.filename == str(log)
+        with pytest.raises(ValueError, match="must be a URL"):
+            run(socket=socket_path, otlp="localhost:4318")
+        with pytest.raises(ValueError, match="'' is not the absolute path"):
+            run(socket="")
         with pytest.raises(OSError, match="Address already in use") as busy:
             run(socket=socket_path, listen=listen)
         assert busy.value.filename == listen
