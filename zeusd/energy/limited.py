@@ -60,7 +60,7 @@ class TimeLimited:
         return self._tiers[0].newest(0)
 
     def add(self, t_ns: int, counted_ns: Sequence[int | None]) -> None:
-        """Adds a reading: the counters in the order of `REASONS`; None: not counted, empty: none."""
+        """Adds a reading: counters in the order of `REASONS`; None: not counted. Empty: none is."""
         if counted_ns and t_ns > self.ends_ns:
             self._append(t_ns, counted_ns)
         self.read_ns = max(self.read_ns, t_ns)
