@@ -71,9 +71,12 @@ class Bench(FakeStore):
         return sum(map(sum, self.hardware.values())) // 1000
 
     def leader(self, policy: Policy = by_want) -> Allocator:
-        """A newly elected allocator."""
+        """A newly elected allocator, which divides as the bench's policy says."""
         self.token += 1
-        allocator = self.rules.allocator(self.rules.allocator_timing, policy)
+        self.policy = policy
+        allocator = self.rules.allocator(
+            self.rules.allocator_timing, lambda claims, total_mw: self.policy(claims, total_mw)
+        )
         allocator.lead(self.token)
         return allocator
 

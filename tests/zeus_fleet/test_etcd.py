@@ -26,6 +26,7 @@ from zeus.utils import web
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
 from zeus_fleet.commands import main
+from zeus_fleet.connection import connect
 from zeus_fleet.gpus import GpuLoad, ZeusdGpus
 from zeus_fleet.jobs import ByJobs
 from zeus_fleet.messages import (
@@ -75,6 +76,13 @@ async def opened(*endpoints: str, prefix: str, timeout_s: float = 5.0) -> AsyncI
         yield store
     finally:
         await store.close()
+
+
+async def put(etcd: str, key: bytes, value: bytes) -> None:
+    """Writes below the store's feet."""
+    client = connect(etcd, None, 5.0)
+    await client.put(key, value)
+    await client.close()
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
@@ -164,8 +172,8 @@ def test_what_one_node_writes_stops_neither_the_budget_of_the_others_nor_status(
             operator = stores[0]
             await operator.set_budget(BUDGET, 0)
             for key in ("node/a", "jobs/a", "limits/b"):
-                await operator._client.put(f"{prefix}{key}".encode(), poison)
-            await operator._client.put(f"{prefix}node/".encode() + b"\xff\n", poison)
+                await put(etcd, f"{prefix}{key}".encode(), poison)
+            await put(etcd, f"{prefix}node/".encode() + b"\xff\n", poison)
             tasks = [
                 asyncio.create_task(run_agent("b", stores[1], gpus, timing=QUICK)),
                 asyncio.create_task(run_allocator("l", stores[2], Allocator(QUICK))),
@@ -202,8 +210,8 @@ def test_a_budget_or_plan_that_cannot_be_read_is_reported_in_one_sentence(
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
             await store.set_budget(BUDGET, 0)
-            await store._client.put(f"{prefix}plan".encode(), b'{"token":1,"spare_mw":{}}')
-            await store._client.put(f"{prefix}{key}".encode(), b'{"a":Infinity}')
+            await put(etcd, f"{prefix}plan".encode(), b'{"token":1,"spare_mw":{}}')
+            await put(etcd, f"{prefix}{key}".encode(), b'{"a":Infinity}')
             with pytest.raises(StoreUnavailable, match="delete that key"):
                 await store.read()
 
@@ -219,7 +227,7 @@ def test_invalid_data_in_place_of_a_heartbeat_harms_no_other_node(etcd: str, pre
                 await store.beat(node, beat(1), ())
             for garbage in POISON.values():
                 for key in ("node/a", "jobs/a"):
-                    await store._client.put(f"{prefix}{key}".encode(), garbage)
+                    await put(etcd, f"{prefix}{key}".encode(), garbage)
                 snapshot, _ = await store.read()
                 assert snapshot is not None
                 assert (snapshot.heartbeats, snapshot.works) == ({"b": beat(1)}, {"b": ()})
@@ -316,8 +324,12 @@ def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, prefix: 
         async with opened("127.0.0.1:1", etcd, prefix=prefix, timeout_s=0.5) as store:
             with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1 does not answer"):
                 await store.newest_number("a")
-            store._timeout_s = 5.0
-            assert await store.newest_number("a") == 0
+            newest = None
+            for _ in range(20):  # half a second may be short on a busy machine
+                with contextlib.suppress(StoreUnavailable):
+                    newest = await store.newest_number("a")
+                    break
+            assert newest == 0
 
     asyncio.run(play())
 

@@ -32,7 +32,7 @@ def test_a_silent_node_s_watts_are_used_when_it_has_lowered(rules: Rules) -> Non
         bench.round(leader, ("b",))
         bench.now += 1
     bench.deliver("a", answer)  # its last answer
-    leader._policy = all_to("b")
+    bench.policy = all_to("b")
     deadline_s = bench.nodes["a"].deadline_ns / S / (1 - DRIFT)
     ends = bench.now + 20
     while bench.now < ends:
@@ -49,7 +49,7 @@ def test_a_heartbeat_between_read_and_commit_keeps_its_watts(rules: Rules) -> No
     leader = bench.leader(all_to("a"))
     bench.settle(leader)
     assert leader.plan(bench.snapshot(), bench.allocator_ns()) is None
-    leader._policy = all_to("b")
+    bench.policy = all_to("b")
     bench.now += 16
     bench.deliver("b", bench.beat("b"))
     commit = leader.plan(bench.snapshot(), bench.allocator_ns())
@@ -72,7 +72,7 @@ def test_a_grant_on_its_way_is_charged_until_it_cannot_arrive(rules: Rules) -> N
     assert bench.plan is not None
     assert bench.plan.grants["a"].limit_mw == MOST
     on_its_way = bench.beat("a")
-    leader._policy = all_to("b")
+    bench.policy = all_to("b")
     for _ in range(5):
         bench.round(leader, ("b",))
     assert bench.plan.grants["a"].limit_mw == FLOOR
@@ -102,7 +102,7 @@ def test_watts_are_freed_before_they_are_granted(rules: Rules) -> None:
     bench = Bench(rules, 800)
     leader = bench.leader(all_to("a"))
     bench.settle(leader)
-    leader._policy = all_to("b")
+    bench.policy = all_to("b")
     for _ in range(3):  # a's heartbeats do not come for a while
         bench.now += 1
         bench.round(leader, ("b",))
@@ -129,7 +129,7 @@ def test_a_plan_after_a_cut_raises_nothing_that_was_lowered(rules: Rules) -> Non
     bench.cut(700)
     for name in NAMES:
         bench.deliver(name, bench.beat(name))
-    leader._policy = all_to("b")
+    bench.policy = all_to("b")
     bench.round(leader, ("b",))
     for _ in range(4):
         bench.round(leader, ("b",))
@@ -148,7 +148,7 @@ def test_a_command_that_is_held_up_raises_nothing_after_its_deadline(rules: Rule
     assert command is not None
     assert sum(command.limits_mw) == MOST
     ttl_ns = command.deadline_ns - bench.node_ns("a")
-    leader._policy = all_to("b")
+    bench.policy = all_to("b")
     bench.pass_by(20, leader, ("b",))
     assert bench.hardware["b"] == [300_000, 300_000]
     bench.carry_out("a", command, ttl_ns)
@@ -159,7 +159,7 @@ def test_a_machine_that_slept_finds_its_deadline_passed(rules: Rules) -> None:
     bench = Bench(rules, 800)
     leader = bench.leader(all_to("a"))
     bench.settle(leader)
-    leader._policy = all_to("b")
+    bench.policy = all_to("b")
     bench.machines["a"].asleep_until, bench.machines["a"].slept = bench.now + 30, 30.0
     bench.pass_by(30, leader, ("b",))
     assert bench.hardware["b"] == [300_000, 300_000]

@@ -188,7 +188,7 @@ class Checked(World):
 
     # ------------------------------------------------------------------------------ device calls
 
-    def _device(self, call: Read | Write) -> None:
+    def reach(self, call: Read | Write) -> None:
         key: Any = (call.gpu, call.control)
         if isinstance(call, Read):
             if call.reading is ReadingMade.CONTROL:
@@ -203,7 +203,7 @@ class Checked(World):
                     self._seen[key] = None if ours else self.values[key]
         elif call.control in READABLE and call.value == call.restore.target:
             self._check_not_clobbered(call)
-        super()._device(call)
+        super().reach(call)
 
     def _check_not_clobbered(self, write: Write) -> None:
         """A restore overwrites zeusd's own values, and not outside changes that it noticed."""
@@ -252,12 +252,12 @@ class Checked(World):
             if SPECS[write.control].merges:
                 earlier = write.expected or (() if write.before is None else (write.before,))
                 write = replace(write, value=merged(self.values[key], earlier, write.value))
-            self._apply(write)
+            self.take(write)
 
-    def _apply(self, call: Write) -> None:
+    def take(self, call: Write) -> None:
         """A rounded value counts as zeusd's own."""
         before = self.values[(call.gpu, call.control)]
-        super()._apply(call)
+        super().take(call)
         if call.control is Control.POWER_PROFILE:
             after = self.values[(call.gpu, call.control)]
             assert {*before} & {*FOREIGN} == {*after} & {*FOREIGN}, (

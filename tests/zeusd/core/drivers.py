@@ -293,7 +293,7 @@ class DriverWorld(World):
             ReadingMade.CONTROL,
             ReadingMade.LIMITS,
         ):
-            super()._device(call)
+            super().reach(call)
             return
         self._queues[call.gpu].append(call)
         self._next_call(call.gpu)

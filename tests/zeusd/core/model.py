@@ -166,7 +166,7 @@ class Model(Checked):
             gpu = self.held[which % len(self.held)].gpu
             call = next(call for call in self.held if call.gpu == gpu)
             self.held.remove(call)
-            self._guarded(lambda: self._device(call))
+            self._guarded(lambda: self.reach(call))
 
     def outside(self, gpu: str, choice: int) -> None:
         """Someone runs nvidia-smi -pl."""

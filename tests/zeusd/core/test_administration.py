@@ -178,7 +178,7 @@ def test_a_restore_that_a_crash_cuts_short_is_finished(world: World) -> None:
     world.values[POWER] = (120_000,)
     world.hold = True
     world.ask(ADMIN, "restore", controls=["power_limit"])
-    world._device(world.held.pop(0))  # read; the write is under way, and in the journal
+    world.run_next()  # read; the write is under way, and in the journal
     world.values[POWER] = (120_000,)
     world.hold = False
     world.start_core(alive=set())
@@ -351,7 +351,7 @@ def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
     while any(call.gpu == GPU1 for call in world.held):
         call = next(call for call in world.held if call.gpu == GPU1)
         world.held.remove(call)
-        world._device(call)
+        world.reach(call)
     assert world.answer(ADMIN, asked) is None
     world.advance(6)
     answer = world.answer(ADMIN, asked)

@@ -418,7 +418,7 @@ def test_clocks_that_a_reload_enforces_are_written_as_soon_as_nothing_is_in_the_
         world.ask(ADMIN, "restore", gpus=[GPU0], controls=["gpu_clocks"])
         world.reload(locking())
         world.faults[CLOCKS] = 2
-        world._device(world.held.pop(0))
+        world.run_next()
         world.faults.clear()
         world.hold = False
         world.run_held()
@@ -443,7 +443,7 @@ def test_clocks_that_the_site_wants_no_more_are_unlocked_after_a_lease_that_set_
     world.reload(SitePolicy())
     world.faults[CLOCKS] = 4
     world.hold = False
-    world._device(world.held.pop(0))
+    world.run_next()
     world.faults.clear()
     world.advance(30)
     assert world.values[CLOCKS] == ()

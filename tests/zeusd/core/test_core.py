@@ -106,7 +106,7 @@ def test_the_journal_holds_the_intent_before_the_device_is_written(world: World)
     world.connect(1)
     world.hold = True
     world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
-    world._device(world.held.pop(0))  # the reading before the first write
+    world.run_next()  # the reading before the first write
     assert world.limit_w() == 300
     entry = world.journal[f"pending/{GPU0}/power_limit"]
     assert entry["target"] == [300_000]
@@ -375,7 +375,7 @@ def test_a_gpu_that_does_not_answer_costs_the_others_nothing(world: World) -> No
     while any(call.gpu == GPU1 for call in world.held):
         call = next(call for call in world.held if call.gpu == GPU1)
         world.held.remove(call)
-        world._device(call)
+        world.reach(call)
     assert world.answer(1, request) is None
     world.advance(1.1)
     reply = world.answer(1, request)

@@ -79,8 +79,8 @@ def fits(world: World) -> World:
     world.range_mw = (100_000, 250_000)
     world.hold = True
     world.kill(ProcessIdentity(102, 77))
-    world._device(world.held.pop(0))  # the reading
-    world._device(world.held.pop(0))  # the target is refused
+    world.run_next()  # the reading
+    world.run_next()  # the target is refused
     assert world.machine(GPU0).life.state is State.RESTORING
     return world
 

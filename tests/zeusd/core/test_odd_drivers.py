@@ -61,9 +61,9 @@ def test_a_crash_before_a_rounded_value_was_read_back_does_not_strand_it(
     world.odd[GPU0] = odd
     world.hold = True
     world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[153_500])
-    world._device(world.held.pop(0))
+    world.run_next()
     assert world.held[0].control is Control.POWER_LIMIT
-    world._apply(world.held[0])
+    world.take(world.held[0])
     assert world.values[POWER] != (153_500,)
     world.hold = False
     world.start_core(alive=set())
@@ -115,8 +115,8 @@ def test_a_rounded_target_counts_as_zeusds_own_after_the_site_limit_changed() ->
     world.odd[GPU0] = Odd(round_to_mw=4000)
     world.hold = True
     world.kill(holder)
-    world._device(world.held.pop(0))
-    world._apply(world.held[0])
+    world.run_next()
+    world.take(world.held[0])
     assert world.limit_w() == 248
     world.hold = False
     world.settings = replace(

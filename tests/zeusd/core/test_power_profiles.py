@@ -53,10 +53,10 @@ def test_a_profile_that_others_clear_during_a_set_stays_cleared(world: World) ->
     world.values[MINE] = (7, 9)
     world.hold = True
     number = world.ask(ALICE, "set", gpus=[GPU0], control="power_profile", value=[])
-    world._device(world.held.pop(0))  # the value in force is read
+    world.run_next()  # the value in force is read
     world.values[MINE] = (9,)
     world.hold = False
-    world._device(world.held.pop(0))
+    world.run_next()
     reply = world.answer(ALICE, number)
     assert reply is not None
     assert reply["result"]["gpus"][GPU0] == {"applied": [9]}

@@ -321,10 +321,14 @@ class World:
         assert process in self.watched, "nobody watches this process"
         self.apply(self.core.process_gone(self.now_ns, process))
 
+    def run_next(self) -> None:
+        """Carries out the first of the calls that are held back."""
+        self.reach(self.held.pop(0))
+
     def run_held(self) -> None:
         """Performs the calls that were held, and those that follow."""
         while self.held:
-            self._device(self.held.pop(0))
+            self.reach(self.held.pop(0))
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [note.fields for note in self.notes if note.event == name]
@@ -449,9 +453,10 @@ class World:
         if self.hold:
             self.held.append(call)
         else:
-            self._device(call)
+            self.reach(call)
 
-    def _device(self, call: Read | Write) -> None:
+    def reach(self, call: Read | Write) -> None:
+        """A call arrives at its device, which answers the core."""
         if call.gpu:
             assert self.driver_open, f"{call} while the driver is closed"
         control = call.control
@@ -505,7 +510,7 @@ class World:
             made = replace(call, value=value)
             if code is not None or not self._takes(made):
                 raise nvml_error(code or 2, "set")
-            self._apply(made)
+            self.take(made)
             self.writes.append((call.gpu, call.control, value))
             self.wrote(made)
 
@@ -520,7 +525,7 @@ class World:
             return outcome
         return replace(outcome, trouble=device_failure("setting", call.gpu, outcome.trouble))
 
-    def _apply(self, call: Write) -> None:
+    def take(self, call: Write) -> None:
         """The value that the driver writes."""
         key = (call.gpu, call.control)
         odd = self.odd.get(call.gpu)

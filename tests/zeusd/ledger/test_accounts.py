@@ -18,6 +18,7 @@ from zeusctl.entities import limited_texts
 from zeusd.core.model import Failure
 from zeusd.energy.columns import SECOND_NS
 from zeusd.runtime.accounts import Accounts
+from zeusd.runtime.workloads import Workloads
 
 HOUR_S = 3600
 SLUID = "sEKNKTV3WPV500"
@@ -120,9 +121,9 @@ def test_the_time_that_a_job_was_limited_is_in_the_ledger_by_cause(world: World)
     assert seen() == {"7": whole, "8": part, "9": part}
     assert seen(name="8") == {"8": part}
     assert seen(reader=1000) == {"7": whole}
-    expire(accounts, 401)
+    expire(world, 401)
     assert seen() == {}
-    (rows,) = accounts._store._db.execute("SELECT count(*) FROM limited").fetchone()
+    (rows,) = world.connection.execute("SELECT count(*) FROM limited").fetchone()
     assert rows == 0
 
 
@@ -262,10 +263,10 @@ def test_energy_without_a_holder_while_zeusd_was_down_is_unattributed(
     accounts.settle()
     accounts.close()
     gpu = world.gpus["GPU-0"]
-    started = gpu.now_ns + 59 * SECOND_NS
     gpu.tick(100, 1, idle=True, every_ns=60 * SECOND_NS)
+    world.ahead_ns = -SECOND_NS  # zeusd starts before this reading
     accounts = world.accounts()
-    accounts._started_ns = started
+    world.ahead_ns = 0
     world.tick(100, 10, idle=True)
     assert usage(accounts) == {"idle": 300, "down": 6000}
 
@@ -431,14 +432,14 @@ def test_a_forgotten_user_leaves_every_sum_as_it_was(world: World) -> None:
         path.unlink()
 
 
-def expire(accounts: Accounts, days: int, used: bool = True) -> None:
+def expire(world: World, days: int, used: bool = True) -> None:
     """Expires what is old some days after the start, the day after the node was used last."""
     if used:
         day = START_S // 86_400 + days - 1
-        accounts._store._db.execute(
+        world.connection.execute(
             f"INSERT INTO day SELECT {day}, account, method, 0, 0, 0, 0, 0 FROM day LIMIT 1"
         )
-    accounts._store.expire(START_S + days * 86_400, 400, 760)
+    world.store.expire(START_S + days * 86_400, 400, 760)
 
 
 def test_a_clock_that_is_years_ahead_for_a_while_deletes_no_rows(world: World) -> None:
@@ -446,12 +447,12 @@ def test_a_clock_that_is_years_ahead_for_a_while_deletes_no_rows(world: World) -
     allocate(accounts, world, "7")
     world.tick(100, 10)
     accounts.settle()
-    expire(accounts, 3650, used=False)
+    expire(world, 3650, used=False)
     world.step_ns += 3650 * 86_400 * SECOND_NS
     accounts.settle()
     world.tick(100, 10)
     accounts.settle()
-    expire(accounts, 3650, used=False)
+    expire(world, 3650, used=False)
     world.step_ns -= 3650 * 86_400 * SECOND_NS
     assert usage(accounts, "job", [START_S - HOUR_S, START_S + HOUR_S])["7"] == 100
 
@@ -462,7 +463,7 @@ def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
     world.tick(100, 10)
     deallocate(accounts, world, "7")
     assert usage(accounts, "user") == {"uid 1000": 100}
-    expire(accounts, 401)
+    expire(world, 401)
     # Its job is gone, its user's day is not, and all still adds up to the meters.
     for by in ("job", "user", "namespace"):
         assert usage(accounts, by) == {"uid 1000": 100}
@@ -475,14 +476,14 @@ def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
     world.tick(100, 10)
     recent = [ALL[0], ALL[1] + 410 * 86_400]
     assert usage(accounts, "job", recent) == {"uid 1000": 100, "8": 100}
-    expire(accounts, 761)
+    expire(world, 761)
     assert usage(accounts, "user", ALL) == {}
 
 
 def test_an_account_that_was_never_charged_yet_is_not_deleted_as_old(world: World) -> None:
     accounts = world.accounts()
     allocate(accounts, world, "ml/train", uid=NOBODY, kind="pod")
-    accounts._store.expire(START_S, 400, 760)
+    world.store.expire(START_S, 400, 760)
     world.tick(100, 10)
     assert usage(accounts, "namespace", [START_S, START_S + HOUR_S]) == {"ml": 100}
     assert usage(accounts, "pod") == {"ml/train": 100}
@@ -492,7 +493,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
     accounts = world.accounts()
     allocate(accounts, world, "7")
     world.tick(100, 10)
-    db = accounts._store._db
+    db = world.connection
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError):
@@ -509,7 +510,7 @@ def test_a_settlement_that_fails_between_rows_and_position_leaves_neither(world:
     accounts = world.accounts()
     allocate(accounts, world, "7")
     world.tick(100, 10)
-    db = accounts._store._db
+    db = world.connection
     db.execute(
         "CREATE TEMP TRIGGER broken BEFORE INSERT ON position "
         "BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END"
@@ -535,7 +536,7 @@ def test_a_settlement_that_could_not_be_written_is_made_again(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(accounts._store, "settle", fail)
+        broken.setattr(world.store, "settle", fail)
         with pytest.raises(sqlite3.OperationalError):
             accounts.settle()
     assert usage(accounts) == {"7": 100, "no holder": 100}
@@ -574,7 +575,7 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
             uid, weight = rng.randrange(-1, 4), rng.randrange(3)
             allocate(accounts, world, name, uid=uid, kind=kind, gpus=[gpu], weight=weight)
             if rng.random() < 0.2:
-                accounts._store.expire(START_S, 400, 760)
+                world.store.expire(START_S, 400, 760)
         elif choice < 0.6:
             deallocate(accounts, world, name, kind=kind)
         elif choice < 0.65:
@@ -685,7 +686,7 @@ def test_a_failure_after_a_stored_settlement_charges_nothing_twice(
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(accounts._workloads, "settled", fails)
+        patch.setattr(Workloads, "settled", fails)
         with pytest.raises(sqlite3.OperationalError):
             accounts.settle()
     world.tick(100, 10)

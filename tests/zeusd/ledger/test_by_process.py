@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.zeusd.ledger.test_shared import ALL, BOB, GPU, Shared
-from tests.zeusd.ledger.world import World
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, GetUsage
 from zeusd.energy.split import Account, Kind
@@ -99,16 +98,18 @@ def test_after_a_week_it_is_the_users(shared: Shared) -> None:
     second(shared, 300, 1, 2)
     assert by_name(asked(shared)) == {"1": 150, "2": 150}
     users = {one.uid: one for one in shared.charged().values()}
-    shared.accounts._store.expire(shared.world.utc_ns() // 10**9 + 9 * 86_400, 400, 760, 7)
+    shared.world.store.expire(shared.world.utc_ns() // 10**9 + 9 * 86_400, 400, 760, 7)
     later = {one.uid: one for one in asked(shared)}
     assert {uid: one.kind for uid, one in later.items()} == {1000: "user", 1001: "user"}
     for uid, one in users.items():
         assert later[uid].active_uj == one.active_uj
-    assert shared.accounts._store._db.execute("SELECT count(*) FROM process").fetchone() == (0,)
+    assert shared.world.connection.execute("SELECT count(*) FROM process").fetchone() == (0,)
 
 
 def test_nothing_is_kept_by_process_where_none_is_wanted(shared: Shared, tmp_path: Path) -> None:
-    shared.accounts._retention = Retention(processes=0)
+    shared.accounts.close()
+    shared.open(retention=Retention(processes=0))
+    shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, ()))
     second(shared, 300, 1, 2)
     assert {one.kind for one in asked(shared)} == {"user"}
 
@@ -116,9 +117,8 @@ def test_nothing_is_kept_by_process_where_none_is_wanted(shared: Shared, tmp_pat
 def test_a_restart_keeps_what_is_known_by_process(shared: Shared) -> None:
     second(shared, 300, 1)
     before = asked(shared)
-    world: World = shared.world
     shared.accounts.close()
-    shared.accounts = world.accounts(ignored_units=[])
+    shared.open()
     assert asked(shared) == before
 
 

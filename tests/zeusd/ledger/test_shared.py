@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,15 @@ class Shared:
     def __init__(self, directory: Path) -> None:
         self.world = World(directory)
         self.gpu = self.world.gpus[GPU]
-        self.accounts = self.world.accounts(ignored_units=["dcgm*"])
         self.processes = Processes()
+        self.truth_uj = {1: 0, 2: 0}
+        self.open()
+
+    def open(self, **options: Any) -> None:
+        """A zeusd starts, which knows the processes of this world."""
+        self.accounts = self.world.accounts(ignored_units=["dcgm*"], **options)
         assert self.accounts._presence is not None
         self.accounts._presence._identities = self.processes
-        self.truth_uj = {1: 0, 2: 0}
 
     def idle(self, seconds: int) -> None:
         self.gpu.tick(IDLE_W, 10 * seconds, idle=True)
@@ -152,9 +157,9 @@ def test_processes_that_only_hold_memory_have_used_nothing(shared: Shared) -> No
         shared.gpu.tick(IDLE_W, 10, idle=True)
         activity = Activity(begin_ns, ())
         shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), activity))
-    assert shared.accounts._presence is not None
-    assert shared.accounts._presence.known_ns(GPU) == shared.gpu.now_ns
     shared.charged()  # adds up
+    answer = shared.accounts.usage(GetUsage(id=1, edges=ALL, by="user"), None)
+    assert sum(answer.metered_uj) == shared.gpu.energy_uj  # all is known until now
 
 
 def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:

@@ -104,7 +104,7 @@ class World:
         self.groups = directory / "groups"
         self.groups.mkdir(parents=True, exist_ok=True)
         self.gpus = {f"GPU-{number}": Gpu() for number in range(gpus)}
-        self.step_ns = self.slept_ns = 0
+        self.step_ns = self.slept_ns = self.ahead_ns = 0
 
     @property
     def now_ns(self) -> int:
@@ -128,12 +128,15 @@ class World:
         retention: Retention | None = None,
     ) -> ReadAccounts:
         """Opens the ledger, like a zeusd that starts now."""
-        connection = open_ledger(self.directory)
-        clocks = Clocks(lambda: self.now_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns)
+        self.connection = open_ledger(self.directory)
+        self.store = LedgerStore(self.connection, boot)
+        clocks = Clocks(
+            lambda: self.now_ns + self.ahead_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns
+        )
         known = [*self.gpus, "cpu:0"]
         accounts = ReadAccounts(
             self.directory,
-            LedgerStore(connection, boot),
+            self.store,
             lambda: known,
             cast("Callable[[str], Source | None]", self.gpus.get),
             clocks,
