@@ -113,9 +113,9 @@ def test_a_bmc_that_limits_a_gpu_is_named(nvml_double: MakeDouble) -> None:
             return state.power_limit_mw, state.enforced_power_limit_mw, state.limit_author
 
         assert seen() == (250_000, 250_000, None)
-        double._set(0, "bmc_limit_mw", 180_000)
+        double.misbehave(0, bmc_limit_mw=180_000)
         wait_for(lambda: seen() == (250_000, 180_000, BMC), "the BMC's limit to be seen")
-        double._set(0, "bmc_limit_mw", 0)
+        double.misbehave(0, bmc_limit_mw=0)
         client.set_power_limit(uuid, 150_000)
         wait_for(lambda: seen() == (150_000, 150_000, BY_LEASE), "the lease's limit to be seen")
 

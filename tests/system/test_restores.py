@@ -68,7 +68,7 @@ def test_the_requested_limit_is_restored_and_not_the_enforced_one() -> None:
     """A board may enforce less than software requested; that is not the site's limit."""
     with contextlib.ExitStack() as stack:
         site = Site(stack, 1, "")
-        site.double._set(0, "board_limit_mw", 180_000)
+        site.double.misbehave(0, board_limit_mw=180_000)
         with site.daemon.client() as client:
             uuid = site.double.uuid(0)
             state = client.state(uuid)[uuid]

@@ -185,7 +185,10 @@ def test_a_counter_can_see_more_than_the_power_reading() -> None:
         clock.sleep(5)
         first_mj, first_j = nvml.sensors(0).energy_mj, nvml.true_energy_j(0)
         work = nvml.open_work([0], "model/compute")
-        clock.sleep((nvml._gpus[0].sensor._last_tick_s * 1e9 - clock()) / 1e9 % 0.1 + 0.005)
+        before_mj = nvml.sensors(0).energy_mj
+        while nvml.sensors(0).energy_mj == before_mj:
+            clock.sleep(0.001)
+        clock.sleep(0.004)
         work.run(0.1)  # 10 ms, right after a tick: long before the next reading's 25 ms
         work.close()
         clock.sleep(1)

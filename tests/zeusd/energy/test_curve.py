@@ -10,18 +10,18 @@ from benchmarks.accuracy import BURSTS, LOADS, RHYTHM, Bench, Window, sweep
 from tests import seeds
 from zeusd.devices.port import SensorValues
 from zeusd.energy.curve import EnergyCurve
-from zeusd.energy.history import RECENT, SIZE, History, Slow, TickRows
+from zeusd.energy.history import RECENT, SIZE, History, Slow
 from zeusd.energy.meter import MS, Edge, GpuMeter, SensorTiming
 
 TICK = 100 * MS
 BEGIN = 1_000 * TICK
 
 
-def curve_of(
-    powers_mw: list[int], window_ns: int | None = None, ceiling_mw: int = 400_000
-) -> EnergyCurve:
+def history_of(
+    powers_mw: list[int], window_ns: int | None = None, memory: bytearray | None = None
+) -> History:
     """A GPU whose ticks have shown these mean powers."""
-    history = History(memoryview(bytearray(SIZE)))
+    history = History(memoryview(memory or bytearray(SIZE)))
     meter = GpuMeter(SensorTiming(window_ns, window_ns))
     counter_mj = 1_000
     for number, power_mw in enumerate([powers_mw[0], *powers_mw]):
@@ -29,7 +29,13 @@ def curve_of(
         counter_mj += power_mw // 10
         edge = meter.advance(t_ns, TICK, TICK, SensorValues(t_ns, counter_mj, power_mw, None, None))
         history.add(edge, counter_mj, window_ns, Slow())
-    return EnergyCurve(history, window_ns, ceiling_mw)
+    return history
+
+
+def curve_of(
+    powers_mw: list[int], window_ns: int | None = None, ceiling_mw: int = 400_000
+) -> EnergyCurve:
+    return EnergyCurve(history_of(powers_mw, window_ns), window_ns, ceiling_mw)
 
 
 powers = st.lists(st.integers(20_000, 400_000), min_size=4, max_size=30)
@@ -83,13 +89,14 @@ def test_the_newest_ticks_give_what_all_of_them_give(
     joins: tuple[bool, bool],
     data: st.DataObject,
 ) -> None:
-    curve = curve_of(powers_mw, window_ns)
+    memory = bytearray(SIZE)
+    curve = EnergyCurve(history_of(powers_mw, window_ns, memory), window_ns, 400_000)
     ends_ns = BEGIN + len(powers_mw) * TICK
     span_ns = data.draw(st.integers(1, len(powers_mw) * TICK))
     end_ns = data.draw(st.integers(ends_ns - 4 * TICK, ends_ns + TICK))
     found = curve.window(end_ns - span_ns, end_ns, aligned, joins)
-    curve._h._recent = curve._h.ticks.end, TickRows([], [], [], [])
-    assert curve.window(end_ns - span_ns, end_ns, aligned, joins) == found
+    again = EnergyCurve(History(memoryview(memory)), window_ns, 400_000)  # nothing is at hand
+    assert again.window(end_ns - span_ns, end_ns, aligned, joins) == found
 
 
 @settings(max_examples=seeds.tries(100), deadline=None)
@@ -108,13 +115,14 @@ def test_a_window_that_ends_while_the_sensor_is_not_read_may_have_any_energy(
     window_ns: int | None,
 ) -> None:
     """As while a call of the driver takes 38 s: the energy may be of its first half, or second."""
-    curve = curve_of([150_000] * 30, window_ns)
-    last, raw = curve._h.last() or pytest.fail("no ticks")
+    history = history_of([150_000] * 30, window_ns)
+    curve = EnergyCurve(history, window_ns, 400_000)
+    last, raw = history.last() or pytest.fail("no ticks")
     t_ns, energy_uj = last.t_ns + 38_000 * MS, last.energy_uj + 5_700_000_000
     steady = curve.window(BEGIN + TICK, BEGIN + 20 * TICK, False)
     for number in range(9):
         uj = energy_uj + number * 15_000_000
-        curve._h.add(Edge(t_ns + number * TICK, uj, 150_000, 150_000, uj), raw, window_ns, Slow())
+        history.add(Edge(t_ns + number * TICK, uj, 150_000, 150_000, uj), raw, window_ns, Slow())
     assert 20 * steady.uncertainty_uj < steady.energy_uj
     within = curve.window(BEGIN + TICK, last.t_ns + 19_000 * MS, False)
     assert within.energy_uj - steady.energy_uj == pytest.approx(3_000_000_000, rel=0.02)

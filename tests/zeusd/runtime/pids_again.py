@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from zeusd.energy.accountant import Fact, FactSpan
-from zeusd.runtime.identities import Identities
+from zeusd.runtime.identities import Identities, Identity
 from zeusd.runtime.presence import Exits, Presence
 
 EVERY, FIRST, PIDS = 20, 100, 300
@@ -37,13 +37,22 @@ def start(pid: int, uid: int | None) -> None:
     os.close(ready)
 
 
+class Remembered(Identities):
+    """Knows whom it identified last."""
+
+    def identify(self, pid: int) -> Identity | None:
+        self.last = super().identify(pid)
+        return self.last
+
+
 def main(forks: int) -> None:
     """Prints how many processes were listed, and how many of them were charged as others."""
     spans: list[FactSpan] = []
     exits = Exits()
     offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    identities = Remembered()
     presence = Presence(
-        lambda _, span: spans.append(span), Identities(), exits, [], lambda: offset_ns
+        lambda _, span: spans.append(span), identities, exits, [], lambda: offset_ns
     )
 
     def listed(*pids: int) -> None:
@@ -61,7 +70,7 @@ def main(forks: int) -> None:
         for uid in (1000 + number // EVERY % 7, 2000 + number // EVERY % 5):
             start(pid, uid)
             listed(pid)
-            (present,) = presence._gpus["GPU-0"].processes.values()
+            present = identities.last
             truth.append(uid)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

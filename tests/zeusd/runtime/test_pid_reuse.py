@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.zeusd.runtime.pids_again import Remembered
 from zeusd.energy.accountant import Accountant, Fact, FactSpan, Position, Settlement
 from zeusd.energy.split import Account, Kind
-from zeusd.runtime.identities import Identities
 from zeusd.runtime.presence import Exits, Presence
 
 FORKS = 150
@@ -73,7 +73,8 @@ def main(forks: int) -> None:
     def asleep() -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
 
-    presence = Presence(add, Identities(), exits, (), asleep)
+    identities = Remembered()
+    presence = Presence(add, identities, exits, (), asleep)
     before_ns = begin_ns
     for number in range(forks):
         account = Account(Kind.USER, uid=USERS[number % 2])
@@ -84,7 +85,7 @@ def main(forks: int) -> None:
         os.waitpid(pid, 0)
         os.close(pipe)
         gone_ns = time.monotonic_ns()
-        (present,) = presence._gpus["GPU-0"].processes.values()
+        present = identities.last
         while exits.ended_ns(present.pidfd) is None:  # another thread is about to record it
             time.sleep(0)
         gone_ns = max(gone_ns, exits.ended_ns(present.pidfd) or 0)

@@ -70,7 +70,8 @@ class Sampled:
         found = find_packages(str(path.parent))
         (package,) = [one for one in found if one.zone.path == path]
         self.history = History(memoryview(bytearray(SIZE)))
-        self.source = ZoneSource(package.zone, self.history, lambda: self.now_ns)
+        self.zone = package.zone
+        self.source = ZoneSource(self.zone, self.history, lambda: self.now_ns)
 
     def read(self, grown_uj: int) -> None:
         add(self.path, grown_uj)
@@ -109,7 +110,7 @@ def test_energy_between_two_readings_counts_also_over_a_wrap(tree: Path) -> None
     first.read(1_000_000)
     add(tree / "intel-rapl:1", 50_000_000)
     first.now_ns += 1_000_000_000
-    again = ZoneSource(first.source._zone, first.history, lambda: first.now_ns)
+    again = ZoneSource(first.zone, first.history, lambda: first.now_ns)
     again.read(False)
     assert first.energy_uj() == 51_000_000
 

@@ -27,6 +27,7 @@ class Processes:
     def __init__(self) -> None:
         self.living: dict[int, tuple[int, Account]] = {}
         self.ends: dict[int, int] = {}
+        self.pidfds: dict[int, int] = {}
 
     def start(self, pid: int, start_ns: int, account: Account) -> None:
         self.living[pid] = (start_ns // TICK_NS, account)
@@ -39,8 +40,8 @@ class Processes:
     def identify(self, pid: int) -> Identity | None:
         if pid not in self.living:
             return None
-        readable, self.ends[pid] = os.pipe()
-        return Identity(*self.living[pid], readable)
+        self.pidfds[pid], self.ends[pid] = os.pipe()
+        return Identity(*self.living[pid], self.pidfds[pid])
 
 
 class Node:
@@ -99,7 +100,7 @@ def test_an_end_is_when_the_process_ended_and_not_when_it_was_missed(node: Node)
     node.listed()
     node.listed(5)
     node.now_ns += LIST_NS // 2
-    pidfd = next(iter(node.presence._gpus["GPU-0"].processes.values())).pidfd
+    pidfd = node.processes.pidfds[5]
     node.processes.end(5)
     wait_for(lambda: node.exits.ended_ns(pidfd) is not None, "the exit to be noted")
     node.listed(after_ns=LIST_NS // 2)
@@ -117,7 +118,7 @@ def test_a_context_that_is_closed_ends_with_the_first_list_without_it(node: Node
 def test_a_pid_that_another_process_got_is_another_process(node: Node) -> None:
     node.processes.start(5, 0, ALICE)
     node.listed(5)
-    pidfd = next(iter(node.presence._gpus["GPU-0"].processes.values())).pidfd
+    pidfd = node.processes.pidfds[5]
     node.now_ns += LIST_NS // 4
     node.processes.end(5)
     wait_for(lambda: node.exits.ended_ns(pidfd) is not None, "the exit to be noted")
@@ -130,7 +131,7 @@ def test_a_process_begins_after_the_one_that_had_its_pid(node: Node) -> None:
     """Starts are known to a clock tick, ends exactly."""
     node.processes.start(5, 0, ALICE)
     node.listed(5)
-    pidfd = next(iter(node.presence._gpus["GPU-0"].processes.values())).pidfd
+    pidfd = node.processes.pidfds[5]
     node.now_ns += LIST_NS // 4 + TICK_NS // 2
     node.processes.end(5)
     wait_for(lambda: node.exits.ended_ns(pidfd) is not None, "the exit to be noted")

@@ -31,8 +31,12 @@ class Sampled:
         self.nvml.init()
         self.looks = 0
         self.samples: list[tuple[str, TickReading]] = []
+        self.reads = 0
+        self.reported: list[tuple[int, int]] = []
         self.sampler = Sampler(
-            lambda name: None, lambda name, sample: self.samples.append((name, sample)), self.clock
+            lambda name: self.reported.append((self.reads, self.clock())),
+            lambda name, sample: self.samples.append((name, sample)),
+            self.clock,
         )
         self.sources: list[GpuSource] = []
         for index in range(len(self.nvml.specs)):
@@ -147,21 +151,20 @@ def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> N
     node = Sampled("v100:setter_ms=0")
     node.clock.sleep(9.7)
     sampler, (source,), (name,) = node.sampler, node.sources, node.sampler.names()
-    read, reads, reported = source.read, 0, []
+    read = source.read
+    node.reported.clear()
 
     def asked(streamed: bool, awaited: bool = True) -> Any:
-        nonlocal reads
-        reads += 1
-        if reads == 1:
+        node.reads += 1
+        if node.reads == 1:
             sampler.hurry(name)
         return read(streamed, awaited)
 
     source.read = asked  # type: ignore[method-assign]  # of one object
-    sampler._on_tick = lambda _: reported.append((reads, node.clock() - source.history.ends_ns))
     node.clock.sleep(0.1)
-    ((after, age_ns),) = reported
+    ((after, t_ns),) = node.reported
     assert after == 1
-    assert age_ns < 20_000_000  # an update
+    assert t_ns - source.history.ends_ns < 20_000_000  # an update
 
 
 @pytest.mark.parametrize(("after_ns", "woken"), [(-1, True), (0, False)])
@@ -321,12 +324,11 @@ def test_the_drivers_samples_are_read_a_few_at_a_time(monkeypatch: pytest.Monkey
     truth_j = node.nvml.true_energy_j(0) - begin_j
     assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
     assert node.sources[0].slow.average_mw is not None
-    reported: list[int] = []
-    node.sampler._on_tick = lambda name: reported.append(node.clock())
+    node.reported.clear()
     asked_ns = node.clock()
     node.sampler.hurry(next(node.sampler.names()))
     node.clock.sleep(0.1)
-    assert reported[0] - asked_ns < 60_000_000
+    assert node.reported[0][1] - asked_ns < 60_000_000
 
 
 def test_each_of_the_drivers_samples_is_published() -> None:
