@@ -21,13 +21,24 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer, MaxSlowdownConstraint
+from zeus.optimizer.power_limit import (
+    Done,
+    GlobalPowerLimitOptimizer,
+    MaxSlowdownConstraint,
+    Profiling,
+    Ready,
+)
+from zeus.optimizer.power_limit.states import State
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
 UNITS = 0.1
 """A step's work: some 10 ms at the highest limit."""
 MOST_EPOCHS, STEPS = 20, 30
+
+
+measured_mw: list[list[int]] = []
+"""The limits that ranks measured at in the same step, in order; more than one: they were apart."""
 
 
 def data_parallel(gpu: int, work: SimulatedWork) -> GlobalPowerLimitOptimizer:
@@ -69,23 +80,43 @@ def train(plo: GlobalPowerLimitOptimizer, model: nn.Module, work: SimulatedWork)
     """One epoch."""
     for _ in range(STEPS):
         plo.on_step_begin()
+        note_measured(plo)
         model(torch.ones(4, 8)).sum().backward()
         work.run(UNITS)
         plo.on_step_end()
 
 
+def note_measured(plo: GlobalPowerLimitOptimizer) -> None:
+    """Notes the limits that the ranks measure at now."""
+    at: list[int | None] = [None] * dist.get_world_size()
+    measures = isinstance(plo.state, Profiling)
+    dist.all_gather_object(at, plo.current_power_limit if measures else None)
+    limits = sorted({limit for limit in at if limit is not None})
+    if limits and measured_mw[-1:] != [limits]:
+        measured_mw.append(limits)
+
+
 def wait_for_all(plo: GlobalPowerLimitOptimizer) -> None:
-    """Steps on until all ranks hold the same limit: one may still have been setting its last."""
-    limits: list[int | None] = [None] * dist.get_world_size()
+    """Steps on until all ranks have set the limit that they want: one may still be setting its
+    last or, beside other work, its first.
+    """
+    limits: list[list[int] | None] = [None] * dist.get_world_size()
     for _ in range(1000):
-        dist.all_gather_object(limits, plo.current_power_limit)
-        if len({*limits}) == 1:
+        dist.all_gather_object(limits, [wanted_mw(plo.state), plo.current_power_limit])
+        if len({limit for of_rank in limits for limit in of_rank or ()}) == 1:
             return
         plo.on_epoch_begin()
         plo.on_step_begin()
         time.sleep(0.01)
         plo.on_step_end()
         plo.on_epoch_end()
+
+
+def wanted_mw(state: State) -> int:
+    """The limit that a search is at, or is about to set."""
+    if isinstance(state, Ready):
+        return state.next_power_limit
+    return state.optimal_power_limit if isinstance(state, Done) else state.current_power_limit
 
 
 def main() -> None:
@@ -107,7 +138,9 @@ def main() -> None:
                 "state": type(plo.state).__name__,
                 "limit_mw": plo.current_power_limit,
                 "disabled": plo.disabled,
+                "measured_mw": [*measured_mw],
             }
+            measured_mw.clear()
             plo.close()
             dist.barrier()
     seen["warned"] = [str(one.message) for one in warned if "zeus" in one.filename]
