@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zeus_ipc import errors, operations
@@ -247,7 +247,8 @@ class Client(Closing):
             The value that each GPU holds now, as read back: a driver may round it, or move it into
                 its range. Empty without `block`.
         """
-        name, value = Control(control).value, list(value)
+        name = Control(control).value
+        value = _listed(value, f"the value of {name} is a list of whole numbers")
         more = {"together": True} if together else {}
         answers = self._set(operations.SET, gpus, block, control=name, value=value, **more)
         applied = {uuid: operations.SET.read(one).applied for uuid, one in answers.items()}
@@ -322,7 +323,7 @@ class Client(Closing):
             LeaseHeld: Another process holds one.
             PermissionRefused: The site does not allow it to this user.
         """
-        names = [Control(control).value for control in controls]
+        names = [Control(control).value for control in _listed(controls, "controls are a list")]
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
         more = {"together": True} if together else {}
         arguments = {"gpus": _uuids(gpus), "controls": names, "ttl_ms": ttl_ms, **more}
@@ -792,4 +793,10 @@ def _answers(operation: Operation[Any], result: dict[str, Any]) -> dict[str, Any
 
 
 def _uuids(gpus: str | Sequence[str]) -> list[str]:
-    return [gpus] if isinstance(gpus, str) else list(gpus)
+    return [gpus] if isinstance(gpus, str) else _listed(gpus, "GPUs are a UUID or a list of UUIDs")
+
+
+def _listed(values: Iterable[Any], rule: str) -> list[Any]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise errors.RequestRejected(f"{rule}, not {values!r:.60}")
+    return list(values)

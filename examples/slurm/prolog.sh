@@ -32,7 +32,8 @@ said=$(timeout 10 zeusctl reset slurm 2>&1) || fails "not reset ($?)" "$said"
 
 refused() {
     fails "$1" "$2"
-    mkdir -p -m 0755 /run/zeusd-slurm && printf '%s: %s\n' "$1" "${2##*zeusctl: }" >>"/run/zeusd-slurm/$job"
+    local why=${2##*zeusctl: } # one line, as the plugin reads them
+    mkdir -p -m 0755 /run/zeusd-slurm && printf '%s: %s\n' "$1" "${why//$'\n'/ }" >>"/run/zeusd-slurm/$job"
 }
 rm -f "/run/zeusd-slurm/$job"
 # It comes from the user's own sbatch, so it is not trusted.

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -116,6 +117,13 @@ def test_errors_are_raised_as_their_own_classes(client: Client) -> None:
     assert set(caught.value.errors) == {"GPU-none"}
     with pytest.raises(errors.RequestRejected, match="gpus"):
         client.state([])
+    number: Any = 200_000
+    with pytest.raises(errors.RequestRejected, match=r"power_limit is a list .* not 200000"):
+        client.set(uuid, "power_limit", number)
+    with pytest.raises(errors.RequestRejected, match="controls are a list, not 'power_limit'"):
+        client.acquire(uuid, "power_limit")
+    with pytest.raises(errors.RequestRejected, match="GPUs are a UUID or a list of UUIDs, not 2"):
+        client.state(number)
     client.release()
 
 

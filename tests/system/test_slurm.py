@@ -395,18 +395,24 @@ def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "ran"), [("--gpu-clocks=600,900", False), ("--gpu-freq=medium", True)]
+    ("options", "ran"),
+    [
+        (["--gpu-clocks=600,900"], False),
+        (["--gpu-freq=medium"], True),
+        (["--gpu-power=150", "--gpu-freq=medium"], False),
+    ],
 )
 def test_refused_clocks_are_the_jobs_error_or_as_in_slurm_a_warning(
-    cluster: Cluster, option: str, ran: bool
+    cluster: Cluster, options: list[str], ran: bool
 ) -> None:
     """The driver is closed."""
     cluster.machine.run("zeusctl", "quiesce")
-    job = cluster.submit(option, body="echo ran")
+    job = cluster.submit(*options, body="echo ran")
     cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED")
     cluster.machine.run("zeusctl", "resume")
     said = cluster.output(job)
-    assert f"GPU limits not applied: {option}: zeusd is quiesced by" in said
+    for option in options:
+        assert f"GPU limits not applied: {option}: zeusd is quiesced by" in said
     assert ("ran" in said.splitlines(), cluster.state(job) == "COMPLETED") == (ran, ran)
 
 

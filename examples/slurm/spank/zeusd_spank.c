@@ -2,9 +2,10 @@
  *
  * It only parses the options and passes them to the node's prolog, as SPANK_GPU_POWER and
  * SPANK_GPU_CLOCKS; there, root sends the request to zeusd. Code that runs in sbatch is the user's, so
- * the prolog checks everything again. A refusal by zeusd is in REFUSED/JOBID when the job begins; the
- * job then fails with that sentence or, with on_refusal=warn, only prints it. Slurm's own --gpu-freq,
- * which no plugin sees, is the prolog's alone; as in Slurm, its refusal is never more than a warning.
+ * the prolog checks everything again. What zeusd refused is in REFUSED/JOBID when the job begins, a line
+ * for each option; the job then fails with these or, with on_refusal=warn, only prints them. Slurm's
+ * own --gpu-freq, which no plugin sees, is the prolog's alone; as in Slurm, its refusal is never more
+ * than a warning.
  *
  * plugstack.conf: optional zeusd_spank.so [min=100] [max=500] [on_refusal=fail|warn]
  *
@@ -118,7 +119,9 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments) {
  * ignores the result of an optional plugin, and a missing required one drains nodes; so the task itself
  * ends here. */
 int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
-    char path[PATH_MAX], text[512];
+    char path[PATH_MAX], *line = NULL;
+    size_t size = 0;
+    int refused = 0, lines = 0;
     uint32_t job = 0;
     FILE *file;
     (void)count, (void)arguments;
@@ -127,10 +130,14 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
     snprintf(path, sizeof path, REFUSED "/%u", job);
     file = fopen(path, "r");
     if (!file) return 0;
-    if (!fgets(text, sizeof text, file)) strcpy(text, "zeusd refused what the job asked for");
+    for (; getline(&line, &size, file) > 0; lines++) {
+        line[strcspn(line, "\n")] = 0;
+        fprintf(stderr, "zeusd: GPU limits not applied: %s\n", line);
+        refused |= !!strncmp(line, "--gpu-freq", 10);
+    }
+    free(line);
     fclose(file);
-    text[strcspn(text, "\n")] = 0;
-    fprintf(stderr, "zeusd: GPU limits not applied: %s\n", text);
-    if (!warn_only && strncmp(text, "--gpu-freq", 10)) _exit(1);
+    if (!lines) fprintf(stderr, "zeusd: GPU limits not applied\n");
+    if (!warn_only && (refused || !lines)) _exit(1);
     return 0;
 }

@@ -307,8 +307,13 @@ def test_asking_for_one_plan_gives_the_fastest() -> None:
     planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
     (plan,) = planner.frontier(1).plans
     assert plan.time_s == pytest.approx(planner.fastest_time_s, rel=1e-12)
-    with pytest.raises(PipelineFrequencyError, match="at least one plan"):
-        planner.frontier(0)
+    wrong: Any
+    for wrong in (0, 2.5, "2"):
+        with pytest.raises(PipelineFrequencyError, match=f"at least one plan, not {wrong!r}"):
+            planner.frontier(wrong)
+    wrong = {}
+    with pytest.raises(PipelineFrequencyError, match="a PlanningProblem, not of "):
+        Planner.of(wrong)
 
 
 def test_progress_ends_where_it_said_it_would() -> None:

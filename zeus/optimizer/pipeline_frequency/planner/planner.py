@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from functools import cached_property
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -126,7 +127,11 @@ class Planner:
 
     @classmethod
     def of(cls, problem: PlanningProblem, exact: bool | None = None) -> Planner:
-        """A planner for what a frontier was made for."""
+        """A planner for what a frontier was made for (`Frontier.problem`)."""
+        if not isinstance(problem, PlanningProblem):
+            raise PipelineFrequencyError(
+                f"a planner is of Frontier.problem, a PlanningProblem, not of {problem!r:.60}"
+            )
         return cls(
             InstructionProfile.of_kinds(problem.profile),
             Pipeline.of_graph(problem.pipeline),
@@ -160,8 +165,8 @@ class Planner:
         Raises:
             PipelineFrequencyError: No plan changes clocks so seldom.
         """
-        if points is not None and points < 1:
-            raise PipelineFrequencyError(f"a frontier has at least one plan, not {points}")
+        if points is not None and not (isinstance(points, Integral) and points >= 1):
+            raise PipelineFrequencyError(f"a frontier has at least one plan, not {points!r:.60}")
         if points is None and self._problem.count > _LARGE:
             points = _POINTS
         self._finder.everywhere(progress or quietly)
