@@ -151,7 +151,9 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
     await asyncio.gather(*same)
     await asyncio.sleep(0.5)
     engine.shutdown()
-    said.rows += said.front.ready(2**62)  # also steps that wait for aborted requests
+    said.rows += [
+        row for row, _ in said.front.ready(2**62)
+    ]  # also steps that wait for aborted requests
     return said, outputs
 
 

@@ -95,8 +95,8 @@ class Ledger:
         self._decodes = self._contexts = False  # whether steps had decodes, and these contexts
         self._digest = Digest()
         self._requests = Requests()
-        self._steps: list[EngineStep] = []
-        self._finished: list[tuple[int, str, str, str]] = []
+        self._steps: list[tuple[EngineStep, list[int]]] = []  # with the numbers of its requests
+        self._finished: list[tuple[int, int, tuple[str, str, str]]] = []
         self._foreign: list[Interval] = []
         self._number = 0
         self._end_ns = -(2**62)  # end of the newest step
@@ -141,15 +141,15 @@ class Ledger:
         if self._number and lost > 0:
             self.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
         if step.number <= self._number:
-            self._flush()
-            self._finished += [(self._end_ns, name, "", "") for name in self._requests.names()]
+            for name in self._requests.names():
+                self.finish(name)
         self._number = step.number
         self._end_ns = max(self._end_ns, step.end_ns)
         for prefill, tokens in zip(step.prefill, step.tokens, strict=True):
             self.tokens["prefill" if prefill else "decode"] += tokens
         if not step.ids:
             step = step._replace(ids=(DUMMY,), prefill=(False,), tokens=(1,), context=(0,))
-        self._steps.append(step)
+        self._steps.append((step, self._requests.numbers(step.ids)))
 
     def add_steps(self, steps: StepColumns, names: Sequence[str]) -> None:
         """Adds many steps at once.
@@ -161,8 +161,8 @@ class Ledger:
         if steps.count:
             self._end_ns = max(self._end_ns, int(steps.end_ns.max()))
         used, where = np.unique(steps.request, return_inverse=True)
-        numbers = self._requests.numbers([names[number] for number in used.tolist()])
-        self._add(replace(steps, request=numbers[where]))
+        numbers = self._requests.numbers(names[number] for number in used.tolist())
+        self._add(replace(steps, request=np.array(numbers)[where]))
 
     def sample(self, one: Sample) -> None:
         """Adds a sample that zeusd published."""
@@ -175,8 +175,11 @@ class Ledger:
         self._digest.add_updates(updates)
 
     def finish(self, request: str, tenant: str = "", group: str = "") -> None:
-        """Marks a request as finished, completed or aborted."""
-        self._finished.append((self._end_ns, request, tenant, group))
+        """Marks a request as finished, completed or aborted, after its last step. Later steps with
+        its name are of another request."""
+        number = self._requests.end(request)
+        if number is not None:
+            self._finished.append((self._end_ns, number, (request, tenant, group)))
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Excludes a span from attribution, such as one in which another process used the GPU.
@@ -292,8 +295,9 @@ class Ledger:
             self._requests.saw(done)
         next_ns, later = self._digest.next_ns, []
         for finished in self._finished:
-            if finished[0] < next_ns:
-                self._requests.finish(finished[1], *self._labels(*finished[1:]))
+            end_ns, number, given = finished
+            if end_ns < next_ns:
+                self._requests.finish(number, *self._labels(*given))
             else:  # its last step is not condensed yet
                 later.append(finished)
         self._finished = later
@@ -315,15 +319,15 @@ class Ledger:
         """Turns new steps into columns."""
         steps, self._steps = self._steps, []
         if steps:
-            counts = [len(one.ids) for one in steps]
+            counts = [len(one.ids) for one, _ in steps]
             columns = StepColumns(
-                np.array([one.begin_ns for one in steps], np.int64),
-                np.array([one.end_ns for one in steps], np.int64),
+                np.array([one.begin_ns for one, _ in steps], np.int64),
+                np.array([one.end_ns for one, _ in steps], np.int64),
                 np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                self._requests.numbers([name for one in steps for name in one.ids]),
-                np.concatenate([np.asarray(one.prefill, bool) for one in steps]),
-                np.concatenate([np.asarray(one.tokens, np.float64) for one in steps]),
-                np.concatenate([np.asarray(one.context, np.float64) for one in steps]),
+                np.concatenate([np.asarray(numbers, np.int64) for _, numbers in steps]),
+                np.concatenate([np.asarray(one.prefill, bool) for one, _ in steps]),
+                np.concatenate([np.asarray(one.tokens, np.float64) for one, _ in steps]),
+                np.concatenate([np.asarray(one.context, np.float64) for one, _ in steps]),
             )
             self._add(columns)
 

@@ -169,7 +169,8 @@ class Recorder:
         self._send(Arrival(self._engine, request, at_ns, prompt, trace))
 
     def finish(self, request: str, tenant: str = "", group: str = "") -> None:
-        """Sends the end of a request, with its tenant and its group if they are known here."""
+        """Sends the end of a request, after its last step, with its tenant and its group if they
+        are known here. Later steps with its name are of another request."""
         self._send(Finish(self._engine, request, tenant, group))
 
     def owner(self, request: str, tenant: str, group: str = "") -> None:

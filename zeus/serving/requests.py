@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,10 +19,10 @@ DUMMY = "\x00dummy"
 
 
 class Requests:
-    """Requests by name and by number."""
+    """Requests by number; a name may be that of several, one after the other."""
 
     def __init__(self) -> None:
-        self._number: dict[str, int] = {}
+        self._number: dict[str, int] = {}  # of those that have not ended, by name
         self._open: dict[int, RequestEnergy] = {}
         self._next = 0
         self._done: list[int] = []
@@ -35,32 +35,33 @@ class Requests:
         """Whether there are more than `MOST_OPEN`."""
         return len(self._open) > MOST_OPEN
 
-    def numbers(self, names: Sequence[str]) -> Ints:
+    def numbers(self, names: Iterable[str]) -> list[int]:
         """The number of each name; a new name is a new request."""
         known = self._number
-        found = np.empty(len(names), np.int64)
-        for position, name in enumerate(names):
+        found = []
+        for name in names:
             number = known.get(name)
             if number is None:
                 number = known[name] = self._next
                 self._next += 1
                 self._open[number] = RequestEnergy(name)
-            found[position] = number
+            found.append(number)
         return found
 
     def names(self) -> list[str]:
-        """All requests."""
+        """All requests that have not ended."""
         return list(self._number)
 
-    def finish(self, name: str, tenant: str, group: str) -> None:
-        """Marks a request as finished. A request without a step is ignored."""
-        number = self._number.get(name)
-        if number is None:
-            return
-        one = self._open[number]
-        one.tenant, one.group = tenant or one.tenant, group or one.group
-        if not one.finished:
-            one.finished = True
+    def end(self, name: str) -> int | None:
+        """Handles the end of a request: from now on, its name is that of another one. Returns its
+        number; None: it had no step."""
+        return self._number.pop(name, None)
+
+    def finish(self, number: int, tenant: str, group: str) -> None:
+        """Marks a request as finished."""
+        one = self._open.get(number)
+        if one is not None:
+            one.tenant, one.group, one.finished = tenant, group, True
             self._done.append(number)
 
     def saw(self, steps: StepColumns) -> None:
@@ -141,7 +142,8 @@ class Requests:
             if one.request == DUMMY and not final:
                 continue
             del self._open[number]
-            del self._number[one.request]
+            if self._number.get(one.request) == number:
+                del self._number[one.request]
             if one.request != DUMMY:
                 rows.append(one.stated(method))
         self._done = [n for n in self._done if n in self._open]

@@ -140,7 +140,8 @@ class Service:
         self._log_path, self._model = log_path, model
         self._collector, self._telemetry, self._learned = collector, telemetry, learned
         self._unwritten: deque[str] = deque(maxlen=MOST_UNWRITTEN)
-        self._counted: dict[str, set[str]] = {engine: set() for engine in ledgers}
+        # Requests of the open period, by name and start.
+        self._counted: dict[str, set[tuple[str, int]]] = {engine: set() for engine in ledgers}
         self._unknown: set[str] = set()
         self._stop = threading.Event()
         self._guard = threading.Lock()  # held while ledgers change
@@ -260,14 +261,15 @@ class Service:
         new = [
             row
             for row in rows
-            if row.request not in counted and (totals is not None or not row.refused)
+            if (row.request, row.begin_ns) not in counted
+            and (totals is not None or not row.refused)
         ]
         if self._collector is not None:
             self._collector.finished(engine, new)
         if self._telemetry is not None:
             self._telemetry.finished(engine, new, ledger.trace)
         if totals is None:
-            counted.update(row.request for row in new)
+            counted.update((row.request, row.begin_ns) for row in new)
             return
         counted.clear()
         self._learned(engine, ledger.weights)

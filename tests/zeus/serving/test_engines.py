@@ -488,7 +488,7 @@ def _played(served: Served) -> list[Row]:
         ]
         now_ns = int(steps.end_ns[n])
         front.iteration(now_ns, rows.size, ended)
-        found += list(front.ready(now_ns))
+        found += [row for row, _ in front.ready(now_ns)]
     assert list(front.ready(2**62)) == []
     return found
 
@@ -515,9 +515,10 @@ def test_a_request_that_never_ends_does_not_hold_up_its_steps_forever():
     front.iteration(10**9, 2, [Finished("a", 0.5, 1.0, 5, 0, 2)])
 
     assert list(front.ready(2 * 10**9)) == []
-    found = list(front.ready(130 * 10**9))
+    found, ended = zip(*front.ready(130 * 10**9), strict=True)
     assert [one[2] for one in found] == [["a"], ["a"]]
     assert [one[3] for one in found] == [[True], [False]]
+    assert ended == ([], ["a"])
 
 
 def test_the_stat_logger_is_silent_unless_asked_and_with_several_servers(monkeypatch, tmp_path):

@@ -621,19 +621,51 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
     assert not (tmp_path / "steps.sock").exists()
 
 
+def _count_of(collector: EnergyCollector) -> float | None:
+    return collector.registry.get_sample_value(
+        "zeus_serving_request_energy_joules_count", {"engine": "0", "model_name": "m"}
+    )
+
+
+def test_a_name_that_is_used_again_is_of_another_request(tmp_path):
+    served = serve(seeds.fresh(), seconds=50)
+    steps = served.steps
+    first, last = np.full(len(served.names), steps.count), np.zeros(len(served.names), np.int64)
+    np.minimum.at(first, steps.request, steps.step_of_row)
+    np.maximum.at(last, steps.request, steps.step_of_row)
+    busy_until: list[int] = []  # by name
+    for one in np.argsort(first, kind="stable"):
+        name = next((n for n, end in enumerate(busy_until) if end < first[one]), len(busy_until))
+        busy_until[name : name + 1] = [last[one]]
+        served.names[one] = f"req_{name}"
+    assert len(busy_until) < len(first) / 2
+    ledger = Ledger(["x"], prior=PRIOR)
+    collector = EnergyCollector("m", ledgers := {"0": ledger})
+    service = Service(str(tmp_path / "socket"), ledgers, FakeSensors(), collector=collector)
+
+    _tell(ledger, served, poll=False)
+    service.poll(int(steps.end_ns[-1]) + 10**10)
+
+    count = _count_of(collector)
+    assert count is not None
+    assert len(first) - 2 <= count <= len(first)  # no update may cover the last ones
+    rows = {(row.request, row.begin_ns): row.joules for row in ledger.settle().rows}
+    begins = steps.begin_ns[first].tolist()
+    joules = [rows[key] for key in zip(served.names, begins, strict=True)]
+    assert np.nanmean(np.abs(joules / served.true_j - 1)) < 0.05
+    service._receiver.close()
+
+
 def test_a_request_is_counted_once_with_its_first_figure(tmp_path, monkeypatch):
     served = serve(seeds.fresh(), seconds=50)
     ledger = Ledger(["x"])
     collector = EnergyCollector("m", ledgers := {"0": ledger})
     service = Service(str(tmp_path / "socket"), ledgers, FakeSensors(), collector=collector)
 
-    def counted() -> tuple[float, float]:
+    def counted() -> tuple[float | None, int]:
         service.poll(int(served.steps.end_ns[-1]) + 10**10)
         known = [row for one in served.names if (row := ledger.energy(one)) and not row.refused]
-        count = collector.registry.get_sample_value(
-            "zeus_serving_request_energy_joules_count", {"engine": "0", "model_name": "m"}
-        )
-        return count or 0.0, len(known)
+        return _count_of(collector), len(known)
 
     _tell(ledger, served, poll=False)
     with monkeypatch.context() as early:
@@ -716,10 +748,9 @@ def test_metrics_are_by_engine_and_never_by_request():
             f'zeus_serving_tokens_total{{engine="{engine}",kind="decode",model_name="m"}}' in text
         )
     assert text.count("# TYPE zeus_serving_tokens_total") == 1
-    count = registry.get_sample_value(
-        "zeus_serving_request_energy_joules_count", {"engine": "0", "model_name": "m"}
+    assert _count_of(collector) == sum(
+        not row.refused for row in [ledger.energy(n) for n in served.names]
     )
-    assert count == sum(not row.refused for row in [ledger.energy(n) for n in served.names])
     assert 'zeus_serving_fit_residual_ratio{engine="0",model_name="m"}' in text
     assert "r5" not in text
 

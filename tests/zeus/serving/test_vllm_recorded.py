@@ -121,8 +121,9 @@ class Played:
                 )
         assert not probe.failed
         assert not logger._probe.failed
-        for row in logger._front_end.ready(2**62):
+        for row, ended in logger._front_end.ready(2**62):
             self.logged.step(*row)
+            self.logged.finished += ended
 
     def names(self) -> list[str]:
         """The ids that callers use for the sequences."""

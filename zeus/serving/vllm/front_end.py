@@ -30,6 +30,7 @@ class _EngineIteration:
     running: int
     begin_ns: int = 2**62
     rows: list[tuple[str, bool, float, float]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -65,21 +66,21 @@ class FrontEnd:
         self._last_ns = -(2**62)
         self._last_of: dict[str, int] = {}
 
-    def iteration(self, end_ns: int, running: int, finished: list[Finished]) -> list[str]:
-        """Handles the output of a step, which came at `end_ns` and had this many requests.
-
-        Returns:
-            Their names in steps: the id, prefixed with a number if another request with this id ran
-                at the same time.
-        """
+    def iteration(self, end_ns: int, running: int, finished: list[Finished]) -> None:
+        """Handles the output of a step, which came at `end_ns` and had this many requests."""
         if self._ends and end_ns <= self._ends[-1]:
             end_ns = self._ends[-1] + 1
         self._iterations.append(_EngineIteration(end_ns, running))
         self._ends.append(end_ns)
-        return [self._place(one, end_ns) for one in finished]
+        self._iterations[-1].ended += [self._place(one, end_ns) for one in finished]
 
-    def ready(self, now_ns: int) -> Iterator[Row]:
-        """Steps whose requests are all known, or that have waited long enough; each once."""
+    def ready(self, now_ns: int) -> Iterator[tuple[Row, list[str]]]:
+        """Steps whose requests are all known, or that have waited long enough, and the requests
+        that ended with each; each once.
+
+        A request has its id as its name, prefixed with a number if another one with this id ran at
+        the same time.
+        """
         done = 0
         for one in self._iterations:
             if len(one.rows) < one.running and now_ns - one.end_ns < WAIT_NS:
@@ -88,7 +89,7 @@ class FrontEnd:
             if one.rows:
                 begin_ns = min(max(one.begin_ns, self._last_ns), one.end_ns)
                 names, prefill, tokens, context = map(list, zip(*one.rows, strict=True))
-                yield begin_ns, one.end_ns, names, prefill, tokens, context
+                yield (begin_ns, one.end_ns, names, prefill, tokens, context), one.ended
             self._last_ns = one.end_ns
         del self._iterations[:done], self._ends[:done]
 

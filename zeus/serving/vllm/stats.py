@@ -78,11 +78,11 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
         now_ns = self._probe.now_ns()
         # The scheduler no longer counts requests of the step that it ended.
         running = int(getattr(scheduler_stats, "num_running_reqs", 0) or 0) + len(ended)
-        names = self._front_end.iteration(now_ns, running, ended)
-        for step in self._front_end.ready(now_ns):
+        self._front_end.iteration(now_ns, running, ended)
+        for step, names in self._front_end.ready(now_ns):
             self._recorder.step(*step)
-        for name in names:
-            self._recorder.finish(name)
+            for name in names:
+                self._recorder.finish(name)
 
 
 def _finished(one: Any) -> Finished | None:
