@@ -30,6 +30,8 @@ class VirtualNode:
         self.nvml = SimulatedBackend(spec, clock_ns=self.clock, sleep=self.clock.sleep)
         node = OpenedNode(self.nvml, "simulated", lambda: None, self.clock)
         self.client = embed.connect(node, state_dir=str(state_dir))
+        self.monitors: list[ZeusMonitor] = []
+        """Those whose time is the node's, the newest last."""
         self._stack = contextlib.ExitStack()
         training = SimpleNamespace(monotonic=lambda: self.clock() / 1e9)
         self._stack.enter_context(mock.patch.object(effects, "time", training))
@@ -45,7 +47,8 @@ class VirtualNode:
         """Lets a monitor's time pass with the node's. What its thread does is done at once, so far
         as it takes no time.
         """
-        lookup = monitor._lookup
+        self.monitors.append(monitor)
+        self.lookup = lookup = monitor._lookup
         monitor._clock_ns = lookup.clock_ns = self.clock
         lookup.wake = lambda: lookup.round(self.clock() - TICK_NS)
 

@@ -363,7 +363,7 @@ def test_only_one_read_waits_for_a_node_that_does_not_answer(
         asked.append(None)
         raise RequestTimeout("zeusd did not answer")
 
-    monitor._lookup.wake = lambda: None  # the thread has not retried yet
+    node.lookup.wake = lambda: None  # the thread has not retried yet
     with monkeypatch.context() as away, pytest.warns(UserWarning, match="not answer") as told:
         away.setattr(node.client, "windows", gone)
         for measurement in measurements:
@@ -372,7 +372,7 @@ def test_only_one_read_waits_for_a_node_that_does_not_answer(
             monitor.available(measurement)
     assert len(asked) == len(for_users(told)) == 1
     assert math.isnan(measurements[0].total_energy)
-    monitor._lookup.round(node.clock())
+    node.lookup.round(node.clock())
     assert sum(one.total_energy for one in measurements) == pytest.approx(2 * 26 * 2, rel=0.02)
 
 
@@ -418,7 +418,7 @@ def test_of_a_gpu_that_is_lost_only_one_reader_asks(
     monkeypatch.setattr(
         node.client, "windows", lambda *given: asked.append(given) or windows(*given)
     )
-    monitor._lookup.wake = lambda: None  # the thread has not retried yet
+    node.lookup.wake = lambda: None  # the thread has not retried yet
     with pytest.warns(UserWarning, match="fallen off the bus") as told:
         for _ in range(20):
             with monitor.window("step") as window:
@@ -428,7 +428,7 @@ def test_of_a_gpu_that_is_lost_only_one_reader_asks(
     node.nvml.clear_faults()
     node.clock.sleep(3)
     assert not window.known
-    monitor._lookup.round(node.clock())
+    node.lookup.round(node.clock())
     assert window.known
 
 
@@ -493,10 +493,10 @@ def test_the_log_of_a_node_that_went_away_neither_grows_nor_ends(
         for number in range(12):
             with monitor.window(str(number)):
                 node.clock.sleep(0.1)
-        monitor._lookup.round(node.clock())
+        node.lookup.round(node.clock())
         assert [line.split(",")[1] for line in path.read_text().splitlines()[1:]] == list("0123456")
     node.clock.sleep(2)
-    monitor._lookup.round(node.clock())
+    node.lookup.round(node.clock())
     with path.open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     assert [row[1] for row in rows] == [str(number) for number in range(12)]

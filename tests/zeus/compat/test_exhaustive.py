@@ -89,8 +89,8 @@ def trained(
             the sensors' next update.
     """
     monitor = node.monitor()
-    lookup = monitor._lookup
     if at_once:
+        lookup = node.lookup
         lookup.wake = lambda: lookup.round(node.clock())
     plo = GlobalPowerLimitOptimizer(
         monitor,

@@ -136,7 +136,7 @@ def test_a_window_that_waits_for_its_gpu_is_not_counted_twice(
     one.begin_window("a")
     looked = threading.Event()
     ended = threading.Event()
-    estimate = one._monitor.estimate
+    estimate = node.monitors[-1].estimate
 
     def slow(key: str) -> Any:
         piece = estimate(key)
@@ -146,7 +146,7 @@ def test_a_window_that_waits_for_its_gpu_is_not_counted_twice(
         return piece
 
     node.clock.sleep(10)
-    monkeypatch.setattr(one._monitor, "estimate", slow)
+    monkeypatch.setattr(node.monitors[-1], "estimate", slow)
     assert looked.wait(10)
     node.clock.sleep(5)
     one.end_window("a")  # while the thread holds a piece of it
@@ -169,7 +169,7 @@ def test_updates_are_no_progress_of_training_and_begin_nowhere_in_particular(
         seen = len(double.pushes)
         wait_for(lambda: len(double.pushes) > seen, "an update")
     assert len(progress) == 1
-    assert not one._monitor.measurement_states["a"].aligned
+    assert not node.monitors[-1].measurement_states["a"].aligned
 
 
 def test_power_is_there_while_a_window_is_open_and_goes_after_it(
@@ -241,7 +241,7 @@ def test_power_that_is_not_known_is_not_shown(
         raise ZeusBaseError("nobody there")
 
     with monkeypatch.context() as patch:
-        patch.setattr(one._power, "get_power", gone)
+        patch.setattr(metric.PowerMonitor, "get_power", gone)
         wait_for(lambda: not double.series().of(POWER_W), "it to go")
         seen = len(double.pushes)
         wait_for(lambda: len(double.pushes) > seen + 3, "more updates")

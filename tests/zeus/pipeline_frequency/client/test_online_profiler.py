@@ -17,10 +17,11 @@ from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyCont
 from zeus.optimizer.pipeline_frequency.online_profiler import (
     OnlineProfiler,
     ProfilerSettings,
+    Sensor,
     known_blocking_w,
     trimmed_mean,
 )
-from zeus.optimizer.pipeline_frequency.profile import ProfileMeasurement
+from zeus.optimizer.pipeline_frequency.profile import ProfileMeasurement, Setting
 from zeusd.devices.simulated import Work
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
 
@@ -58,13 +59,18 @@ class Training:
     late: float = 0.0
     """Share of instructions whose end is noticed ten times as late."""
 
-    def profiler(self, **options: object) -> OnlineProfiler:
+    def profiler(
+        self,
+        sensor: Sensor | None = None,
+        hold: Callable[[Setting], bool] | None = None,
+        **options: object,
+    ) -> OnlineProfiler:
         settings = ProfilerSettings(**options)
         return OnlineProfiler(
             settings.chosen(self.controller.supported),
             settings,
-            self.controller.sensor(),
-            self.controller.hold,
+            sensor or self.controller.sensor(),
+            hold or self.controller.hold,
             lambda: self.controller.working,
             lambda: None,
             self.node.clock,
@@ -233,10 +239,13 @@ def test_clocks_that_cannot_be_set_stop_the_sweep_and_not_the_training(
     train: Callable[..., Training],
 ) -> None:
     rank = train("a100", 0)
-    profiler = rank.profiler(every=20, start_after=0)
+    works = [True]
+    profiler = rank.profiler(
+        hold=lambda mhz: works[0] and rank.controller.hold(mhz), every=20, start_after=0
+    )
     for _ in range(3):
         rank.iterate(profiler)
-    held, profiler._set_clock = profiler._set_clock, lambda mhz: False
+    works[0] = False
     while profiler.frequency == 1410:
         rank.iterate(profiler)
         assert rank.iterations < 100
@@ -245,7 +254,7 @@ def test_clocks_that_cannot_be_set_stop_the_sweep_and_not_the_training(
         rank.iterate(profiler)
     assert len(profiler.rows) == measured
     assert not profiler.finished
-    profiler._set_clock = held
+    works[0] = True
     rows = rank.sweep(profiler)
     for row in rows:
         seconds, joules = rank.expected(row)
@@ -266,8 +275,7 @@ def test_without_readings_the_sweep_is_given_up(train: Callable[..., Training]) 
 
     rank = train("a100", 0)
     for sensor, said in ((Broken(), "no sensor today"), (Dark(), "power readings")):
-        profiler = rank.profiler(every=20)
-        profiler._sensor = sensor
+        profiler = rank.profiler(sensor, every=20)
         assert rank.sweep(profiler) == []
         assert said in profiler.failure
 
@@ -276,8 +284,7 @@ def test_a_clock_whose_readings_are_missing_is_measured_again(
     train: Callable[..., Training],
 ) -> None:
     rank = train("a100", 0)
-    profiler = rank.profiler(every=20, most_iterations=6)
-    sensor = profiler._sensor
+    sensor = rank.controller.sensor()
     looked_at: list[tuple[int, object]] = []
 
     class Interrupted:
@@ -287,7 +294,7 @@ def test_a_clock_whose_readings_are_missing_is_measured_again(
             looked_at.append((rank.iterations, profiler.frequency))
             return [] if rank.iterations < 12 else sensor.readings(start_ns, end_ns)
 
-    profiler._sensor = Interrupted()
+    profiler = rank.profiler(Interrupted(), every=20, most_iterations=6)
     rows = rank.sweep(profiler)
     assert profiler.failure == ""
     first = rank.controller.supported[0]

@@ -17,6 +17,8 @@ from tests.zeus.pipeline_frequency.client.fakes import FakeServer, Store, fake_t
 from zeus import _node
 from zeus.callback import CallbackSet
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, connection, optimizer
+from zeus.optimizer.pipeline_frequency.follower import Follower
+from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
 from zeus.optimizer.pipeline_frequency.online_profiler import ProfilerSettings
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 
@@ -61,7 +63,7 @@ class Rank:
     def __init__(self, made: PipelineFrequencyOptimizer) -> None:
         self.optimizer = made
         self.clocks: list[int] = []
-        controller = made._controller
+        controller = self.controller = made._controller
         set_frequency, reset = controller.set_frequency, controller.reset
 
         def setting(mhz: int) -> None:
@@ -261,7 +263,6 @@ def test_nothing_that_a_program_does_is_an_error(
     assert set(one.clocks) <= allowed
     assert not any("failed" in one for one in warnings(caplog))
     one.optimizer.on_step_end()
-    plan = PLAN if one.optimizer._follower.schedule.version == 1 else OTHER
     one.optimizer.on_step_begin()
     plan = PLAN if one.optimizer.plan_version == 1 else OTHER
     one.clocks.clear()
@@ -274,19 +275,22 @@ def test_nothing_that_a_program_does_is_an_error(
 
 
 def test_an_internal_error_ends_the_clocks_and_not_the_training(
-    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+    rank: Callable[..., Rank],
+    server: FakeServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = rank(server.url)
 
-    def broken(name: str) -> int:
+    def broken(follower: Follower, name: str) -> int:
         raise KeyError("a bug")
 
-    one.optimizer._follower.instruction = broken
+    monkeypatch.setattr(Follower, "instruction", broken)
     for _ in range(3):
         one.step()
     assert [text for text in warnings(caplog) if "a bug" in text] == warnings(caplog)
     assert len(warnings(caplog)) == 1
-    assert not one.optimizer._controller.working
+    assert not one.controller.working
 
 
 # ------------------------------------------------------------------------------------ the arguments
@@ -500,7 +504,7 @@ def test_it_is_a_callback_among_others(rank: Callable[..., Rank], server: FakeSe
                 callbacks.on_instruction_begin(name)
                 callbacks.on_instruction_end(name)
     assert one.clocks == CLOCKS * 3
-    assert not one.optimizer._controller.working
+    assert not one.controller.working
 
 
 def test_clocks_are_restored_when_training_fails(
@@ -515,7 +519,7 @@ def test_clocks_are_restored_when_training_fails(
 
     with pytest.raises(OSError, match="no space"):
         train()
-    assert not one.optimizer._controller.working
+    assert not one.controller.working
 
 
 # ------------------------------------------------------------------------------------ the profiler
@@ -595,21 +599,21 @@ def test_instructions_are_profiled_sent_and_then_planned(
 
 
 def test_a_failed_profile_is_reported_and_training_continues(
-    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+    rank: Callable[..., Rank],
+    server: FakeServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = ProfilerSettings(start_after=0, iterations=1, most_iterations=2)
-    one = rank(server.url, profile=settings)
-    one.step()
-
     class Broken:
         window_ns = None
 
         def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
             raise OSError("no sensor today")
 
-    profiler = one.optimizer._profiler
-    assert profiler is not None
-    profiler._sensor = Broken()
+    monkeypatch.setattr(FrequencyController, "sensor", lambda _: Broken())
+    settings = ProfilerSettings(start_after=0, iterations=1, most_iterations=2)
+    one = rank(server.url, profile=settings)
+    one.step()
     count = 0
     while one.optimizer.profiling:
         one.step()
