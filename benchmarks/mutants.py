@@ -30,7 +30,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".txt")
-TREES = ("zeusd", "zeus_ipc", "zeus", "zeusctl", "zeus_fleet", "tests", "benchmarks", "scripts")
+PACKAGES = ("zeusd", "zeus_ipc", "zeus", "zeusctl", "zeus_fleet")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 NODEID = "tests/[^ \n|]+::[^\n|]+"
@@ -182,11 +182,14 @@ def run(root: Path, *arguments: str, limit_s: float) -> tuple[int | None, str]:
 
 
 def copied(root: Path) -> None:
-    """A copy of the repository, and what is put into its pytest."""
-    skip = shutil.ignore_patterns("__pycache__")
-    for tree in TREES:
-        shutil.copytree(REPOSITORY / tree, root / tree, ignore=skip)
-    shutil.copy2(REPOSITORY / "pyproject.toml", root)
+    """A copy of what git knows of the repository, and what is put into its pytest."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, root / name)
     (root / ".plugins").mkdir()
     (root / ".plugins/mutant_times.py").write_text(TIMES)
     (root / ".plugins/mutant_contexts.py").write_text(CONTEXTS)
@@ -197,7 +200,7 @@ class Coverage:
 
     def __init__(self, root: Path, paths: list[str]) -> None:
         plugins = ("-p", "mutant_times", "-p", "mutant_contexts", "-s")
-        source = "--include=" + ",".join(f"{tree}/*" for tree in TREES[:5])
+        source = "--include=" + ",".join(f"{package}/*" for package in PACKAGES)
         code, output = run(
             root, "-m", "coverage", "run", source, *PYTEST, *plugins, *paths, limit_s=1800
         )
@@ -214,7 +217,7 @@ class Coverage:
     def tests(self, mutant: Mutant, patience_s: float) -> list[str]:
         """Those that executed its line, the quickest first, as many as fit."""
         contexts = self._files.get(mutant.path, {}).get("contexts", {}).get(str(mutant.line), [])
-        names = {name for name in contexts if name in self.seconds}
+        names = {*contexts} & {*self.seconds}
         if "" in contexts and not names:  # while modules were imported: whoever runs the file
             lines = self._files[mutant.path]["contexts"].values()
             names = {name for line in lines for name in line if name in self.seconds}

@@ -140,7 +140,7 @@ class RunningDaemon:
         self.socket = str(directory / "zeusd.sock")
         self.state_dir = directory / "state"
         self.log_path = directory / "zeusd.log"
-        self._arguments = arguments
+        self.arguments = arguments
         self._env = {**os.environ, **(env or {})}
         self.process = self._spawn(program, imported)
 
@@ -148,7 +148,7 @@ class RunningDaemon:
         self, program: Sequence[str] = ("-m", "zeusd"), imported: Sequence[str] = IMPORTED
     ) -> subprocess.Popen[bytes] | Program:
         serve = ["serve", "--socket", self.socket, "--state-dir", str(self.state_dir)]
-        serve += ["--log-format", "json", *self._arguments]
+        serve += ["--log-format", "json", *self.arguments]
         with self.log_path.open("ab") as log:
             command = [*program, *serve]
             if imported:

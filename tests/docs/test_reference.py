@@ -30,7 +30,7 @@ from tests.docs.built import Site
 from tests.snippets import ROOT
 from tests.support import RunningDaemon, running_daemon
 from zeus_ipc import __version__
-from zeus_ipc.operations import OPERATIONS
+from zeus_ipc.socket_transport import SocketTransport
 from zeusctl.cli import cli
 from zeusctl.man import pages as manual
 
@@ -343,7 +343,8 @@ def _example_sources() -> Iterator[str]:
 
 def test_every_field_that_zeusd_answers_is_there(site: Site, daemon: RunningDaemon) -> None:
     text = site.text("reference/protocol/").split()
-    with daemon.client() as client:
+    transport = SocketTransport(daemon.socket)
+    with daemon.client() as client, contextlib.closing(transport):
         uuid = client.node().gpus[0].uuid
         client.set_power_limit(uuid, 150_000)
         said: list[Any] = []
@@ -360,7 +361,8 @@ def test_every_field_that_zeusd_answers_is_there(site: Site, daemon: RunningDaem
             ("metrics", {}),
             ("heartbeat", {}),
         ):
-            said.append(client._result(OPERATIONS[operation], arguments))
+            message = {"v": 1, "op": operation, **arguments}
+            said.append(transport.request(message, 5.0)["result"])
     names: set[str] = set()
 
     def collect(value: Any) -> None:
@@ -378,8 +380,8 @@ def test_every_field_that_zeusd_answers_is_there(site: Site, daemon: RunningDaem
 
 
 def test_every_operation_is_there(site: Site, daemon: RunningDaemon) -> None:
-    with daemon.client() as client:
-        refused = client._transport.request({"v": 1, "op": "no such operation"}, 5.0)
+    with contextlib.closing(SocketTransport(daemon.socket)) as transport:
+        refused = transport.request({"v": 1, "op": "no such operation"}, 5.0)
     known = set(refused["error"]["details"]["operations"])
     assert len(known) > 20
     section = site.section("reference/protocol/", "operations").split()

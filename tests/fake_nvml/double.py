@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pynvml
+
 from tests import needs
 
 SOURCE = Path(__file__).with_name("nvml_double.c")
@@ -133,6 +135,12 @@ def build() -> Path:
     with contextlib.suppress(FileExistsError):
         (folder / "libnvidia-ml.so").symlink_to(library.name)  # some clients look for this name
     return library
+
+
+def forget_library() -> None:
+    """A process has one NVML for nvidia-ml-py, whichever was loaded last: the next one is fresh."""
+    pynvml.nvmlLib = None
+    pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
 def mask_of(*profiles: int) -> int:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
-from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble
+from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble, forget_library
 from tests.support import public_directory
 from tests.zeusd.devices.opening import Opener
 from zeusd.devices.nvml.backend import NvmlBackend
@@ -60,5 +59,4 @@ def open_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opene
     yield open_double
     for nvml in opened:
         nvml.shutdown()
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
+    forget_library()

@@ -125,7 +125,8 @@ def test_a_file_is_closed_even_if_the_rest_cannot_be_written() -> None:
     writer = CsvWriter(Path("/dev/full"))
     with pytest.raises(OSError, match="No space left"):
         writer.close()
-    assert writer._file.closed
+    open_files = {file.resolve() for file in Path("/proc/self/fd").iterdir()}
+    assert Path("/dev/full") not in open_files
 
 
 def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown(
@@ -139,7 +140,7 @@ def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown(
 
         def restart(node: str, gpus: int) -> None:
             daemon.kill()
-            daemon._arguments = ("--simulate", node)
+            daemon.arguments = ("--simulate", node)
             daemon.start_again()
             daemon.wait_until_serving(gpus)
 

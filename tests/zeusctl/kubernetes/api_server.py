@@ -47,7 +47,7 @@ class ApiServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                server._answer(self)
+                server.answer(self)
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -57,7 +57,7 @@ class ApiServer:
             def do_PATCH(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 server.patches += 1
-                server._patch(self, json.loads(body))
+                server.patch(self, json.loads(body))
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -68,6 +68,11 @@ class ApiServer:
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
     # --------------------------------------------------------------------------- what a test does
+
+    def lose(self, pod: Object) -> None:
+        """Deletes a pod in a part of the history that nobody can read any more."""
+        del self._pods[pod["metadata"]["uid"]]
+        self.compact()
 
     def apply(self, pod: Object) -> None:
         """Creates or changes a pod."""
@@ -117,7 +122,7 @@ class ApiServer:
             del self._pods[pod["metadata"]["uid"]]
         self._moved.notify_all()
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
         self.requests.append(handler.path)
         parts = urlsplit(handler.path)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -153,7 +158,7 @@ class ApiServer:
                 }
             _send(handler, 200, found)
 
-    def _patch(self, handler: BaseHTTPRequestHandler, body: Object) -> None:
+    def patch(self, handler: BaseHTTPRequestHandler, body: Object) -> None:
         """A strategic merge of a pod's status: conditions are a map by their type."""
         namespace, _, name, status = handler.path.partition("?")[0].split("/")[4:]
         assert status == "status"

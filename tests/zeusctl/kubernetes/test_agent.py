@@ -291,8 +291,7 @@ def test_a_watch_that_is_too_old_begins_again_with_a_list(cluster: Cluster) -> N
     cluster.start("research")
     pod = cluster.run(a_pod(watts="150"), 0)
     cluster.wait(150, HIGHEST_W)
-    cluster.api._pods.pop(pod["metadata"]["uid"])  # deleted, in a part of the history that is lost
-    cluster.api.compact()
+    cluster.api.lose(pod)
     cluster.wait(HIGHEST_W, HIGHEST_W)
     assert sum("watch=" not in one for one in cluster.api.requests) == 2
 

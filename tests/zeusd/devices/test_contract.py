@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
 from tests.fake_amdsmi import double as amd
@@ -115,8 +114,7 @@ def open_case(
     yield open_backend
     for case in opened:
         case.backend.shutdown()
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
+    nvidia.forget_library()
 
 
 @pytest.fixture

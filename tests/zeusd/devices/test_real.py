@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.fake_nvml.double import NEVER, NvmlDouble, build
+from tests.fake_nvml.double import NEVER, NvmlDouble, build, forget_library
 from tests.support import TIMEOUT_S, wait_for
 from tests.zeusd.devices.opening import Opener, code_of
 from zeus_ipc.controls import Control
@@ -238,8 +238,7 @@ def test_a_missing_library_and_an_absent_driver_have_their_codes(
     copy = tmp_path / "libnvidia-ml.so.1"
     copy.write_bytes(build().read_bytes())
     assert code_of(NvmlBackend(str(copy)).init) == Return.DRIVER_NOT_LOADED
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
+    forget_library()
 
 
 def test_an_invalid_library_is_not_found_and_the_loaded_one_stays(
