@@ -185,7 +185,7 @@ def _ledger(client: Client, node: NodeInfo) -> Check:
         )
     total_j = sum(ledger.counted_uj.values()) / 1e6
     held = len({one.gpu for one in ledger.held})
-    return ok("ledger", f"{energy(total_j)} are charged, {count(held, 'GPU')} allocated")
+    return ok("ledger", f"{energy(total_j)} charged, {count(held, 'GPU')} allocated")
 
 
 def _pending(client: Client, node: NodeInfo) -> Check:

@@ -54,7 +54,7 @@ _SCALES = {"mw": 1000, "mj": 1000, "uj": 1_000_000}
 _OF_METRICS = {"mhz": 1e6, "mib": 2**20, "percent": 0.01}
 """What one unit is in Prometheus's base unit."""
 
-TITLE = 18
+TITLE = 19
 """Characters of a title on a page."""
 
 E = TypeVar("E")

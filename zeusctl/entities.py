@@ -148,9 +148,7 @@ def span(low: float | None, high: float | None, unit: str) -> str:
 def accepted(gpu: Gpu | KnownGpu) -> str:
     """The power limits that the GPU itself accepts."""
     limit = gpu.power_limit_w
-    if limit.smallest is None:
-        return "-"
-    return f"{number(limit.smallest)}-{number(limit.largest, 'W')}"
+    return span(limit.smallest, limit.largest, "W")
 
 
 class ControlState(Entity):
@@ -267,12 +265,13 @@ class Limited(Entity):
     """By the limit of its voltage."""
 
     def text(self, of_s: float) -> str:
-        """`power 37 %`: the shares of a time; empty: it was not limited."""
+        """`power 37 %`: the shares of a time, or `never`."""
         counted = {reason: getattr(self, f"{reason}_s") for reason in REASONS}
         if of_s <= 0 or not any(one is not None for one in counted.values()):
             return "-"
         shares = {reason: 100 * (seconds or 0) / of_s for reason, seconds in counted.items()}
-        return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5)
+        texts = [f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5]
+        return ", ".join(texts) or "never"
 
 
 class Gpu(Entity):
@@ -361,7 +360,7 @@ class Gpu(Entity):
     limited: Limited = column(
         part=Limited,
         title=f"limited, last {RECENT_S} s",
-        page=lambda one: one.limited.text(RECENT_S) or "never",
+        page=lambda one: one.limited.text(RECENT_S),
     )
     """In the last ten seconds."""
     limit_author: str | None = column(

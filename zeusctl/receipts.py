@@ -7,6 +7,7 @@ from typing import Any
 
 from zeus_ipc.receipts import GpuReceipt, Receipt
 from zeus_ipc.text import duration, number
+from zeusctl.entities import span
 
 
 def differences(first: Receipt, second: Receipt) -> list[str]:
@@ -99,10 +100,9 @@ def page(one: Receipt) -> Iterator[str]:
             energy = (
                 f"{gpu.energy_j:.1f} J ± {gpu.uncertainty_j:.1f} J, {gpu.average_power_w:.1f} W"
             )
-        clocks = "-".join(map(str, [*gpu.gpu_clock_mhz[:1], *gpu.gpu_clock_mhz[2:]]))
         parts = [gpu.name, *([f"VBIOS {gpu.vbios}"] if gpu.vbios else []), f"by {gpu.method}"]
         parts += [f"limit {_limit_text(gpu)}"] if gpu.power_limits else []
-        parts += [f"{clocks} MHz"] if clocks else []
+        parts += [span(mhz[0], mhz[-1], "MHz")] if (mhz := gpu.gpu_clock_mhz) else []
         yield f"GPU {gpu.index}  {energy}  ({', '.join(parts)})"
         for reason, seconds in gpu.limited_s.items():
             if seconds:

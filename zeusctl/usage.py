@@ -203,10 +203,8 @@ def lines(sums: Sequence[UsedEnergy], metered_j: float | None) -> list[str]:
     scale = Scale.of(sums)
     day, *others = columns_in(scale)
     days = len({one.since for one in sums}) > 1
-    found = table_of(
-        [day, *others] if days else others,
-        [one for one in sums if days or one.kind not in NOBODYS],
-    )
+    accounts = [one for one in sums if days or one.kind not in NOBODYS]
+    found = table_of([day, *others] if days else others, accounts) if accounts else []
     nobodys = () if days else [one for one in sums if one.kind in NOBODYS]
     rest = [f"{account_text(one)} {scale.text(one.energy_j)}" for one in nobodys]
     rest.append(f"total {scale.text(sum(one.energy_j for one in sums))} {scale.unit}")

@@ -129,9 +129,9 @@ class Result:
     """The result of a restore.
 
     Attributes:
-        kind: untouched: nothing was ever written. already_back: the target was in force.
-            changed_outside: someone else chose the value found, and it stays. restored. settling:
-            look again when no earlier write can take effect any more. failed: try again.
+        kind: `untouched`, if nothing was ever written; `already_back`, if the target was in force;
+            `changed_outside`, if someone else chose the value found, and it stays; `restored`;
+            `settling`: look again when no earlier write can take effect; `failed`: try again.
         target: The value written last; not the target if the device refused that.
         holds: The control's value now, if known.
         found: Its value before, if known.

@@ -114,14 +114,18 @@ def test_a_link_leads_to_where_its_target_is_on_the_site(
 MELTED = re.compile(
     r"[.:;] (?:-|\*|\d\.) [A-Z`]"  # an item of a list, in the middle of a line
     r"|\S (?:Args|Returns|Raises|Attributes|Yields):(?: |$)"
-    r"|^    \S.*# .* \w+\(.*\)[.\w]*$",  # a call of an example, behind the comment of another
+    r"|^    \S.*# .* \w+\(.*\)[.\w]*$"  # a call of an example, behind the comment of another
+    r"|@\w+ def |\bwith \w+\(.*\) as \w+: \w",  # lines of one example
     re.MULTILINE,
 )
 
 
 @pytest.mark.parametrize(
     "docstring",
-    ["Ends. - The last.", "Ends. 2. The last.", "Does it. Returns: One.", "    a() # b c()"],
+    [
+        *("Ends. - The last.", "Ends. 2. The last.", "Does it. Returns: One.", "    a() # b c()"),
+        *("@measured def train(): ...", "with a() as window: evaluate()"),
+    ],
 )
 def test_a_list_heading_or_example_that_has_melted_is_found(docstring: str) -> None:
     assert MELTED.search(docstring)

@@ -376,6 +376,16 @@ def test_only_one_read_waits_for_a_node_that_does_not_answer(
     assert sum(one.total_energy for one in measurements) == pytest.approx(2 * 26 * 2, rel=0.02)
 
 
+def test_what_a_read_made_known_is_reported_at_once(node: VirtualNode) -> None:
+    """Not with the next window, or when the thread looks again."""
+    monitor, known = node.monitor(), []
+    with monitor.window("step") as window:
+        node.clock.sleep(0.1)
+    monitor.when_known(window.measurement, known.append)
+    assert window.total_energy > 0
+    assert known == [window.measurement]
+
+
 def test_a_short_failure_of_a_gpu_is_only_a_delay(node: VirtualNode) -> None:
     """The counter includes it: what nobody has read meanwhile is known later."""
     monitor = node.monitor()

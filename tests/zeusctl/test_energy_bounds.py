@@ -73,6 +73,8 @@ def test_the_table_and_a_jobs_summary_say_what_bounds_follow_from_and_why() -> N
     assert table[2].split()[4] == "exact"
     assert table[-2] == "equal: several had processes and their use was not measured"
     assert "(between 10.0 J and 26.0 J by presence)" in summary_line("job", "7", 1, rows)
+    idle = reported(used("idle", 9_000_000, 9_000_000, 9_000_000), ENDS, None)
+    assert lines([idle], 9.0) == ["(idle) 9.0   total 9.0 J   GPU counters 9.0 J"]
     assert "between" not in summary_line("job", "8", 1, rows[1:])
 
 

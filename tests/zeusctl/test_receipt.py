@@ -26,6 +26,7 @@ from zeus_ipc.evidence import make_receipt
 from zeus_ipc.receipts import Receipt, Subject
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import Exit
+from zeusctl.receipts import page
 
 WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 CAP_MW = 150_000
@@ -267,7 +268,11 @@ def test_the_command_prints_writes_and_compares(
     lines = ("receipt", "0", "--since", "100ms", "-o", str(first))
     said = wait_for(lambda: (one := ctl(*lines)).code == Exit.OK and one, "a valid receipt")
     assert said.out.splitlines()[-1] == "valid"
-    assert Receipt.model_validate_json(first.read_text()).valid
+    whole = Receipt.model_validate_json(first.read_text())
+    assert whole.valid
+    for mhz, text in (([135, 135, 135], "135 MHz)"), ([135, 900, 1380], "135 to 1380 MHz)")):
+        whole.gpus[0].gpu_clock_mhz = mhz
+        assert [*page(whole)][3].endswith(f", limit 250 W, {text}")
     said = ctl("receipt", "0", "--since", "100ms", "--format", "inferencex")
     flag = json.loads(said.out)
     assert (flag["power_valid"], flag["power_metric_schema_version"]) == (said.code == Exit.OK, 2)

@@ -166,9 +166,12 @@ def measure_energy(
 ) -> F | _Measured:
     """Measure each call of a function, or a block.
 
-    @measure_energy def train(): ...
+        @measure_energy
+        def train(): ...
 
-    with measure_energy("evaluation") as window: evaluate() print(window.total_energy)
+        with measure_energy("evaluation") as window:
+            evaluate()
+        print(window.total_energy)
 
     Args:
         name: Name of the window; None: the function's name.

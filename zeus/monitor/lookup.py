@@ -198,6 +198,8 @@ class WindowLookup:
                 self._look_up([wanted, *others])
         finally:
             read.end_ns = self.clock_ns()
+            if self._reports:
+                self._awaken()  # else what this read made known is reported with the next window
         if pending.error is not None and wanted._pending is not None:
             raise pending.error
 
