@@ -271,7 +271,7 @@ def test_the_command_prints_writes_and_compares(
     whole = Receipt.model_validate_json(first.read_text())
     assert whole.valid
     for mhz, text in (([135, 135, 135], "135 MHz)"), ([135, 900, 1380], "135 to 1380 MHz)")):
-        whole.gpus[0].gpu_clock_mhz = mhz
+        whole.gpus[0].gpu_clock_mhz[:] = mhz
         assert [*page(whole)][3].endswith(f", limit 250 W, {text}")
     said = ctl("receipt", "0", "--since", "100ms", "--format", "inferencex")
     flag = json.loads(said.out)
