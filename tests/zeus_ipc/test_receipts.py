@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.zeusd.core.world import facts
 from zeus_ipc.receipts import Evidence, Receipt, Subject, receipt_of
 from zeus_ipc.replies import (
     AuditRecord,
     AuditRecords,
     CeilingInfo,
     GpuInfo,
-    GpuSupport,
     NodeInfo,
     UsageSum,
     WindowEnergies,
@@ -31,33 +31,11 @@ BEGIN_MS, END_MS = (BEGIN + UTC_NS) // 10**6, (END + UTC_NS) // 10**6
 ME = os.getuid()
 ROOT = pwd.getpwuid(0).pw_name
 
-SUPPORT = GpuSupport(
-    power_limit=True,
-    gpu_clocks=True,
-    memory_clocks=True,
-    persistence_mode=True,
-    energy_counter=True,
-    power_instant=True,
-    power_average=True,
-)
-
 
 def info(**more: Any) -> GpuInfo:
-    return GpuInfo(
-        uuid=GPU,
-        index=0,
-        pci_address="00000000:07:00.0",
-        name="A",
-        vbios="92.00",
-        architecture=7,
-        memory_mib=81920,
-        power_limit_min_mw=100_000,
-        power_limit_max_mw=400_000,
-        power_limit_default_mw=400_000,
-        power_limit_site_mw=400_000,
-        mig_enabled=False,
-        supports=SUPPORT,
-    ).model_copy(update=more)
+    limits = {"power_limit_max_mw": 400_000, "power_limit_default_mw": 400_000}
+    usual = {"name": "A", "vbios": "92.00", **limits, "power_limit_site_mw": 400_000}
+    return facts(GPU, 0).info.model_copy(update={**usual, **more})
 
 
 def node(**more: Any) -> NodeInfo:
