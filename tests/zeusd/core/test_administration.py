@@ -96,6 +96,11 @@ def test_a_control_that_a_gpu_does_not_offer_is_none_to_restore(world: World) ->
     world.call(ADMIN, "set", gpus=[GPU0], control="memory_clocks", value=[900, 1000])
     world.faults.clear()
     assert restore(world)["result"]["gpus"][GPU0]["controls"]["memory_clocks"] == "ok"
+    world.hidden[GPU0] = frozenset([Control.MEMORY_CLOCKS])
+    world.start_core(alive=set())
+    connect(world)
+    none = restore(world, gpus=[GPU0], controls=["memory_clocks"])["result"]["gpus"][GPU0]["error"]
+    assert (none["code"], "offers none of these" in none["message"]) == ("not_supported", True)
 
 
 def test_a_set_control_whose_driver_refuses_is_pending(world: World) -> None:
@@ -291,6 +296,8 @@ def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
     world.advance(100)
     node = NodeInfo.model_validate(world.call(ADMIN, "resume")["result"], strict=False)
     assert (len(node.gpus), node.quiesced_ns) == (1, None)
+    for event in ("quiesced", "resumed"):
+        assert [one["uid"] for one in world.events(event)] == [1001], event
     assert world.set_power(ALICE, 200)["error"]["code"] == "lease_expired"
     world.call(ALICE, "acquire", gpus=[GPU0], controls=["power_limit"])
     assert "error" not in world.set_power(ALICE, 200)

@@ -26,6 +26,7 @@ from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sources import TickReading
 from zeusd.server import acceptor, descriptors
 from zeusd.server import server as server_module
+from zeusd.server.connection import ClientConnection, Sent
 from zeusd.server.fairness import Limits
 from zeusd.server.server import MAX_AFTER_EXIT, MAX_WAITING_BYTES, Server
 from zeusd.server.zmtp import ZmtpState
@@ -339,6 +340,25 @@ def test_a_client_that_does_not_read_is_not_read_until_it_does(running: Running)
         assert len(running.echo.asked) < 10
         for number in range(50):
             assert msgpack.unpackb(message(stream))["id"] == number
+
+
+def test_messages_that_wait_arrive_whole_however_slowly_they_are_read() -> None:
+    ours, theirs = socket.socketpair()
+    sender: Any = ClientConnection(0, ours, None, 0, None, 0, False)  # type: ignore[arg-type]
+    messages = [os.urandom(3_000 * number) for number in range(60)]
+    with ours, theirs:
+        for data in messages:
+            sent = sender.send(data)
+        assert (sent, sender.waiting > 0) == (Sent.WAITING, True)
+        read = b""
+        while sender.flush() is Sent.WAITING:  # also when nothing was read since
+            assert sender.flush() is Sent.WAITING
+            read += theirs.recv(50_000)
+        assert sender.waiting == 0
+        ours.shutdown(socket.SHUT_WR)
+        while data := theirs.recv(50_000):
+            read += data
+    assert read == b"".join(messages)
 
 
 def test_a_client_with_too_many_pending_replies_is_disconnected(running: Running) -> None:
