@@ -418,6 +418,8 @@ def test_a_restarted_daemon_keeps_live_leases_and_restores_dead_ones() -> None:
     world.start_core(alive={alive})
     assert world.limit_w(GPU0) == 200
     assert world.limit_w(GPU1) == 300
+    (restored,) = world.events("restore")
+    assert (restored["gpu"], restored["reason"]) == (GPU1, "holder_gone")
     world.connect(1)
     assert world.set_power(1, 210, GPU0) == {}
     world.kill(alive)

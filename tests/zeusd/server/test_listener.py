@@ -21,13 +21,16 @@ def connects(path: str) -> bool:
 
 
 def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    old = os.umask(0o077)
+    path = str(tmp_path / "run" / "s")
+    old = os.umask(0o022)
     try:
+        Listener(path, 0o600, None).close()  # makes its folder, which every user may enter
+        os.umask(0o077)
         listener = Listener(path, 0o666, None)
     finally:
         os.umask(old)
     assert os.stat(path).st_mode & 0o777 == 0o666
+    assert os.stat(tmp_path / "run").st_mode & 0o777 == 0o755
     assert connects(path)
     listener.close()
     assert not os.path.exists(path)
