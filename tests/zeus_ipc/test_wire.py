@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
-from typing import get_args
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn, get_args
 
 import msgpack
 import numpy as np
@@ -12,12 +14,12 @@ import pytest
 from pydantic import ValidationError
 
 from tests import seeds
-from zeus_ipc import errors
+from zeus_ipc import Client, errors
 from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
-from zeus_ipc.requests import Request, SetControl, request_adapter
+from zeus_ipc.requests import NOBODY, Request, SetControl, request_adapter
 from zeus_ipc.wire import MAX_REQUEST_BYTES
 
 ARGUMENTS: dict[str, dict[str, object]] = {
@@ -56,6 +58,131 @@ def test_every_operation_survives_the_wire(op: str) -> None:
     assert request.id == 3
     for name, value in ARGUMENTS.get(op, {}).items():
         assert getattr(request, name) == value
+
+
+class Asked(Exception):
+    """Instead of an answer: what was asked."""
+
+
+def ask(message: dict[str, Any], timeout_s: float) -> NoReturn:
+    raise Asked(message)
+
+
+NAMED = {"gpus": ["GPU-1"], "name": "7"}
+CALLS: list[tuple[Callable[[Client], object], str, dict[str, object]]] = [
+    (lambda c: c.state("GPU-1"), "state", {"gpus": ["GPU-1"]}),
+    (lambda c: c.clocks("GPU-1"), "clocks", {"gpus": ["GPU-1"]}),
+    (
+        lambda c: c.windows(["GPU-1", "cpu:0"], [(1, 2, True), (2, 3, False)], limited=True),
+        "windows",
+        {"sources": ["GPU-1", "cpu:0"], "windows": [1, 2, 1, 2, 3, 0], "limited": True},
+    ),
+    (
+        lambda c: c.timeline("GPU-1", "gpu_clock", -5, 9),
+        "timeline",
+        {"sources": ["GPU-1"], "domain": "gpu_clock", "start_ns": 0, "end_ns": 9},
+    ),
+    (
+        lambda c: c.set(["GPU-1"], "power_profile", [4, 1], together=True),
+        "set",
+        {"gpus": ["GPU-1"], "control": "power_profile", "value": [4, 1], "together": True},
+    ),
+    (
+        lambda c: c.set_memory_clocks("GPU-1", 5, 9, block=False),
+        "set",
+        {"gpus": ["GPU-1"], "control": "memory_clocks", "value": [5, 9], "block": False},
+    ),
+    (
+        lambda c: c.set_persistence_mode("GPU-1", True),
+        "set",
+        {"gpus": ["GPU-1"], "control": "persistence_mode", "value": [1]},
+    ),
+    (
+        lambda c: c.reset("GPU-1", "gpu_clocks"),
+        "reset",
+        {"gpus": ["GPU-1"], "control": "gpu_clocks"},
+    ),
+    (
+        lambda c: c.acquire("GPU-1", ["gpu_clocks"], ttl_s=1.5, together=True),
+        "acquire",
+        {"gpus": ["GPU-1"], "controls": ["gpu_clocks"], "ttl_ms": 1500, "together": True},
+    ),
+    (lambda c: c.acquire("GPU-1", [], ttl_s=1e-9), "acquire", {"ttl_ms": 1}),
+    (
+        lambda c: c.release("GPU-1", ["gpu_clocks"], whose="all", pids=(7,), job="x" * 64),
+        "release",
+        {"gpus": ["GPU-1"], "controls": ["gpu_clocks"], "whose": "all", "pids": [7]}
+        | {"job": "x" * 64},
+    ),
+    (lambda c: c.release(), "release", {"gpus": [], "whose": "process", "pids": [], "job": ""}),
+    (
+        lambda c: c.restore("GPU-1", ["gpu_clocks"], ["7"], forget=True),
+        "restore",
+        {"gpus": ["GPU-1"], "controls": ["gpu_clocks"], "jobs": ["7"], "forget": True},
+    ),
+    (lambda c: c.restore(), "restore", {"gpus": [], "controls": [], "jobs": [], "forget": False}),
+    (
+        lambda c: c.persist(["GPU-1"], ["power_limit"]),
+        "persist",
+        {"gpus": ["GPU-1"], "controls": ["power_limit"]},
+    ),
+    (
+        lambda c: c.set_ceiling("GPU-1", "7", 5, ttl_s=2.5, fallback_mw=4, control_group="g"),
+        "set_ceiling",
+        {**NAMED, "value": [5], "ttl_ms": 2500, "fallback": [4], "control_group": "g"}
+        | {"until_boot_ns": 0},
+    ),
+    (
+        lambda c: c.set_ceiling("GPU-1", "7", None, until_boot_ns=8),
+        "set_ceiling",
+        {**NAMED, "value": None, "ttl_ms": 0, "fallback": None, "until_boot_ns": 8},
+    ),
+    (
+        lambda c: c.publish_profile("GPU-1", {9: 1, 5: 0.5}, measuring=True, needs_mw=6),
+        "publish_profile",
+        {"limits_mw": [5, 9], "progress": [0.5, 1.0], "measuring": True, "needs_mw": 6},
+    ),
+    (
+        lambda c: c.allocate("GPU-1", "7", kind="pod", run="r", uid=5, weight=2, parts=3),
+        "allocate",
+        {**NAMED, "kind": "pod", "run": "r", "uid": 5, "weight": 2, "parts": 3},
+    ),
+    (lambda c: c.allocate("GPU-1", "7"), "allocate", {**NAMED, "kind": "job", "uid": NOBODY}),
+    (
+        lambda c: c.deallocate("7", kind="pod", run="r", gpus="GPU-1"),
+        "deallocate",
+        {**NAMED, "kind": "pod", "run": "r"},
+    ),
+    (lambda c: c.deallocate("7"), "deallocate", {"name": "7", "gpus": [], "run": None}),
+    (
+        lambda c: c.usage([0, 900], "job", uid=5, name="7", device="cpu", by_method=True),
+        "usage",
+        {"edges": [0, 900], "by": "job", "uid": 5, "name": "7", "device": "cpu", "gpus": []}
+        | {"by_method": True, "offset": 0},
+    ),
+    (lambda c: c.forget_user(5), "forget_user", {"uid": 5}),
+    (lambda c: c.audit(after=3, limit=5), "audit", {"after": 3, "limit": 5}),
+    (lambda c: c.audit(limit=-1), "audit", {"after": 0, "limit": 1}),
+]
+
+
+@pytest.mark.parametrize(("call", "op", "arguments"), CALLS)
+def test_a_call_asks_for_what_its_arguments_say(
+    call: Callable[[Client], object], op: str, arguments: dict[str, object]
+) -> None:
+    transport: Any = SimpleNamespace(request=ask, send=ask, close=lambda: None, used=False)
+    with Client(transport=transport, heartbeat=False) as client:
+        with pytest.raises(Asked) as asked:
+            call(client)
+    message = asked.value.args[0]
+    assert {name: message.get(name) for name in ("op", *arguments)} == {"op": op, **arguments}
+
+
+def test_a_jobs_name_has_a_greatest_length() -> None:
+    transport: Any = SimpleNamespace(request=ask, close=lambda: None, used=False)
+    with Client(transport=transport, heartbeat=False) as client:
+        with pytest.raises(errors.RequestRejected, match="at most 64 characters, not 65"):
+            client.release(job="x" * 65)
 
 
 @pytest.mark.parametrize(
