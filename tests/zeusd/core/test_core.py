@@ -294,6 +294,9 @@ def test_acquire_takes_all_controls_of_a_gpu_or_none(world: World) -> None:
     assert (GPU0, "power_limit") not in held
     assert {(GPU1, "power_limit"), (GPU1, "gpu_clocks")} <= held
     assert world.writes == [(GPU0, Control.GPU_CLOCKS, (900, 1000))]
+    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
+    counted = [{"labels": {"code": "lease_held"}, "count": 2}]
+    assert world.call(1, "metrics")["result"]["refusals"] == counted, "an acquire and a set"
 
 
 def test_of_queued_sets_that_nobody_waits_for_only_the_newest_is_applied(world: World) -> None:
