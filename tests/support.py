@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests import needs
 from tests.preloaded import Program, preloaded
 from zeus_ipc import Client
@@ -61,6 +63,19 @@ def public_directory() -> Iterator[Path]:
 
 
 _PORTS: list[socket.socket] = []
+
+
+@pytest.fixture(autouse=True)
+def pidfds_are_closed() -> Iterator[None]:
+    """Fails a test that leaves descriptors of processes open; for a module that imports it."""
+
+    def count() -> int:
+        links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+        return sum("pidfd" in os.readlink(link) for link in links if link.is_symlink())
+
+    before = count()
+    yield
+    assert count() == before
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import pidfds_are_closed, wait_for  # noqa: F401 - one is a fixture
 from zeusd.energy.accountant import NEVER_NS, Fact, FactSpan
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.identities import Identities, Identity, is_ignored
@@ -28,6 +28,7 @@ class Processes:
         self.living: dict[int, tuple[int, Account]] = {}
         self.ends: dict[int, int] = {}
         self.pidfds: dict[int, int] = {}
+        self.opened: list[int] = []
 
     def start(self, pid: int, start_ns: int, account: Account) -> None:
         self.living[pid] = (start_ns // TICK_NS, account)
@@ -41,6 +42,7 @@ class Processes:
         if pid not in self.living:
             return None
         self.pidfds[pid], self.ends[pid] = os.pipe()
+        self.opened.append(self.ends[pid])
         return Identity(*self.living[pid], self.pidfds[pid])
 
 
@@ -83,6 +85,10 @@ def node() -> Iterator[Node]:
     found = Node()
     yield found
     found.presence.close()
+    for end in found.processes.opened:
+        with pytest.raises(BrokenPipeError):  # nobody has its other end, which stands for a pidfd
+            os.write(end, b"x")
+        os.close(end)
 
 
 def test_one_sighting_tells_the_start(node: Node) -> None:
@@ -189,7 +195,9 @@ def test_a_real_process_is_its_users(tmp_path: Path) -> None:
         boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         assert 0 <= boot_ns - found.start_ticks * TICK_NS < 60 * LIST_NS
         assert found.account.uid in (os.getuid(), -1)  # a service, where the tests run in one
-        process.communicate(b"\n")
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert identities.identify(process.pid) is None, "it is dead, and not reaped"
     os.close(found.pidfd)
     assert identities.identify(process.pid) is None
     assert identities.identify(2**40) is None

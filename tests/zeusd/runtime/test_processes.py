@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import NOBODY, as_nobody, public_directory, wait_for
+from tests.support import NOBODY, as_nobody, pidfds_are_closed, public_directory, wait_for  # noqa: F401 - one is a fixture
 from zeusd.core.model import Peer, ProcessIdentity
 from zeusd.identity import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.identities import Identities
