@@ -16,6 +16,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from fcntl import ioctl
 from pathlib import Path
 
@@ -343,13 +344,16 @@ def test_without_textual_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path
 
 
 def test_without_a_terminal_top_prints_repeatedly(daemon: RunningDaemon) -> None:
-    command = [sys.executable, "-m", "zeusctl", "top", "-d", "0.1", "-n", "2", "--json"]
+    command = [sys.executable, "-m", "zeusctl", "top", "-d", "0.5", "-n", "2", "--json"]
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0
     first, second = (json.loads(line) for line in ran.stdout.splitlines())
     assert first["schema"] == "zeusctl.status/1"
-    assert first["at"] < second["at"]
+    at, later = (
+        datetime.fromisoformat(one["at"].replace("Z", "+00:00")) for one in (first, second)
+    )
+    assert later - at > timedelta(seconds=0.4), "and waits in between"
 
 
 # ------------------------------------------------------------------------------------------- shells

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import free_port
 from tests.zeus.measure.service import RecordedService, recorded_service
 from tests.zeus.node import VirtualNode
 from zeus.monitor import carbon, price
@@ -247,6 +248,9 @@ def test_openei_is_asked_with_the_users_key_and_never_without(
     )
     with pytest.raises(ZeusElectricityPriceNotFoundError, match="no rate 'else'"):
         OpenEIClient(PLACE, "else", url=openei.url).get_current_electricity_prices()
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(ZeusElectricityPriceHTTPError, match="cannot be reached"):
+        OpenEIClient(PLACE, label, url=nobody).get_current_electricity_prices()
 
 
 def test_each_hours_energy_costs_that_hours_price(
