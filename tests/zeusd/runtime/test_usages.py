@@ -18,7 +18,7 @@ from zeusd.core.model import Failure
 from zeusd.ledger import schema
 from zeusd.ledger.usage import Reader, UsageAnswer
 from zeusd.runtime import usages
-from zeusd.runtime.accounting import Accounting
+from zeusd.runtime.accounting import ENDING, Accounting
 from zeusd.runtime.usages import MAX_WAITING
 
 FLOODER, HONEST = 1001, 1002
@@ -28,7 +28,7 @@ class Ledger:
     """An accounting service in whose ledger the flooder's queries have no end until `end`."""
 
     def __init__(self, accounting: Accounting) -> None:
-        self._accounting = accounting
+        self.accounting = accounting
         self._ticket = 0
         self.answers: queue.Queue[tuple[int, object]] = queue.Queue()
         self.running: set[int] = set()
@@ -46,14 +46,14 @@ class Ledger:
         return self.answers.get(timeout=60)
 
     def closed(self, conn: int) -> None:
-        self._accounting.closed(conn)
+        self.accounting.closed(conn)
 
     def _next(self) -> int:
         self._ticket += 1
         return self._ticket
 
     def _submit(self, call: LedgerCall) -> int:
-        self._accounting.submit(call, lambda *answer: self.answers.put(answer))
+        self.accounting.submit(call, lambda *answer: self.answers.put(answer))
         return call.ticket
 
 
@@ -88,6 +88,16 @@ def test_neither_writes_nor_other_users_wait_for_a_long_query(ledger: Ledger) ->
         assert isinstance(result, (replies.EmptyResult, replies.Usage))
     ledger.end.set()
     assert {ledger.answer()[0] for _ in flood} == flood
+
+
+def test_a_stop_waits_for_no_query_and_takes_no_more(ledger: Ledger) -> None:
+    asked = {ledger.ask(FLOODER) for _ in range(3)}
+    wait_for(lambda: FLOODER in ledger.running, "the query to begin")
+    ledger.accounting.refuse_all()
+    asked.add(ledger.ask(HONEST))
+    answers = [ledger.answer() for _ in asked]
+    assert {ticket for ticket, _ in answers} == asked
+    assert [result for _, result in answers] == [ENDING] * 4
 
 
 def test_a_user_has_a_bounded_number_of_queries(ledger: Ledger) -> None:
