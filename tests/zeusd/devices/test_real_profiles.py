@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import pynvml
 import pytest
 
 from tests.fake_nvml.double import ALWAYS, NEVER, mask_of
 from tests.zeusd.devices.opening import Opener, code_of
-from zeus_ipc.controls import Control
+from zeus_ipc.controls import PROFILES, Control
 from zeusd.devices.nvml.codes import Return
 from zeusd.runtime.devices import Inspector
 
 GB200 = {"architecture": 10, "profiles_valid": mask_of(0, 1, 2, 3, 5, 6, 7, 13)}
 _PROFILE_CALL = "nvmlDeviceWorkloadPowerProfile"
+
+
+def test_profiles_have_nvmls_numbers_and_names() -> None:
+    prefix = "NVML_POWER_PROFILE_"
+    numbers = {
+        name.removeprefix(prefix).lower().replace("_", "-"): number
+        for name, number in vars(pynvml).items()
+        if name.startswith(prefix) and "OPERATION" not in name and name != prefix + "MAX"
+    }
+    assert numbers == {PROFILES[number]: number for number in numbers.values()}
+    assert len(numbers) >= 15
 
 
 @pytest.mark.parametrize("shift", [0, 20])
