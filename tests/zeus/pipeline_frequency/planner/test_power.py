@@ -16,9 +16,10 @@ from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.baselines import uniform as uniform_settings
 from zeus.optimizer.pipeline_frequency.planner.power import Draw
+from zeus.optimizer.pipeline_frequency.planner.problem import PipelineProblem
 from zeus.optimizer.pipeline_frequency.plans import Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
-from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
+from zeus.optimizer.pipeline_frequency.schedules import Pipeline, one_f_one_b
 
 Stages = tuple[tuple[Step, ...], ...]
 
@@ -115,11 +116,19 @@ def _pipeline(gap: float = 1.2) -> Planner:
     return Planner(InstructionProfile(options), one_f_one_b(3, 4), p2p_power_w=100.0)
 
 
+def _problem(planner: Planner) -> PipelineProblem:
+    """What a planner works on, as its public problem describes it."""
+    of = planner.problem
+    profile, pipeline = InstructionProfile.of_kinds(of.profile), Pipeline.of_graph(of.pipeline)
+    return PipelineProblem(profile, pipeline, of)
+
+
 def test_a_bound_on_some_stages_leaves_the_others_alone() -> None:
     planner = _pipeline()
     node = PowerBound(peak_w=400, stages=(0, 1))
     (plan,) = planner.bounded([node]).plans
-    instance = Instance("", planner._problem.profile, planner._problem.pipeline, 100.0)
+    problem = _problem(planner)
+    instance = Instance("", problem.profile, problem.pipeline, 100.0)
     assert _peak_w(instance, plan.stages, {0, 1}) <= 400
     assert {mhz for _, mhz in plan.stages[2]} >= {1410}
     assert plan.peak_power_w > 600
@@ -147,7 +156,7 @@ def test_a_plan_within_a_ramp_changes_its_power_more_slowly() -> None:
     free = planner.deadline(planner.fastest_time_s).plans[0]
 
     def ramp(stages: Stages) -> float:
-        problem = planner._problem
+        problem = _problem(planner)
         return Draw.of(problem, problem.read(stages)).ramp_w_per_s(2.0)
 
     bound = 0.8 * ramp(free.stages)
@@ -157,7 +166,7 @@ def test_a_plan_within_a_ramp_changes_its_power_more_slowly() -> None:
 
 
 def test_changes_of_clocks_that_take_time_are_counted() -> None:
-    slow = _pipeline()._problem
+    slow = _problem(_pipeline())
     planner = Planner(slow.profile, slow.pipeline, p2p_power_w=100.0, changes=Changes(0.05, 4))
     (plan,) = planner.bounded([PowerBound(peak_w=700)]).plans
     assert plan.clock_changes <= 4
@@ -181,7 +190,7 @@ def test_no_uniform_setting_that_keeps_a_bound_is_faster_or_takes_less(seed: int
     changes = Changes(most=0 if seed < 10 else None)
     profile = InstructionProfile(options)
     planner = Planner(profile, one_f_one_b(2, 2), p2p_power_w=80.0, changes=changes)
-    problem = planner._problem
+    problem = _problem(planner)
     for clocks in uniform_settings(problem).T:
         uniform = planner.plan_of(problem.written(clocks))
         if changes.most is not None and uniform.clock_changes > changes.most:
