@@ -1011,11 +1011,56 @@ int nvmlDeviceGetGpuFabricInfoV(gpu_t *g, fabric_t *f) {
     f->clique = 32766, f->state = 3, f->health = 0x2a;
     return OK;
 }
-int nvmlDevicePerfMetricsGetSamples_v1(gpu_t *g, unsigned *samples) {
+typedef struct { unsigned khz; unsigned long long share; } rail_t;
+typedef struct { unsigned char valid; rail_t core[2], memory; unsigned mw, ms; } observed_t;
+typedef struct { observed_t at[8]; unsigned char count; } at_memory_clock_t;
+typedef struct { unsigned khz, mw; } operating_point_t;
+typedef struct {
+    unsigned char count;
+    struct { unsigned khz[16], mw; } at[32];
+    unsigned char valid;
+    operating_point_t efficient, fastest;
+    unsigned headroom_mw;
+} predicted_t;
+typedef struct {
+    unsigned type;
+    union {
+        struct { at_memory_clock_t at[3]; observed_t now; } observed;
+        predicted_t predicted;
+    } of;
+} controller_t;
+typedef struct {
+    unsigned count;
+    struct { unsigned char count; controller_t of[4]; } sample[13];
+} samples_t;
+static void observe(observed_t *one, unsigned mhz, unsigned memory_mhz) {
+    one->valid = 1;
+    one->core[0].khz = mhz * 1000, one->memory.khz = memory_mhz * 1000;
+    one->mw = 300 * mhz, one->ms = 100000 / mhz;
+}
+/* The first samples have estimates that do not hold any more; of the last, one is not valid. */
+int nvmlDevicePerfMetricsGetSamples_v1(gpu_t *g, samples_t *s) {
     ENTER(g);
     if (g->architecture < 10) return UNSUPPORTED;
-    memset(samples, 0xff, 42024);
-    *samples = 13;
+    memset(s, 0xff, sizeof *s);
+    s->count = 2;
+    for (unsigned n = 0; n < s->count; n++) {
+        controller_t *sees = s->sample[n].of, *predicts = sees + 1;
+        predicted_t *p = &predicts->of.predicted;
+        s->sample[n].count = 2;
+        sees->type = 0, predicts->type = 1;
+        observe(&sees->of.observed.now, 1200 + 10 * n, 2619);
+        for (int one = 0; one < 3; one++) sees->of.observed.at[one].count = 0;
+        sees->of.observed.at[0].count = 2;
+        observe(&sees->of.observed.at[0].at[0], 1100, 1593);
+        sees->of.observed.at[0].at[1].valid = 0;
+        p->valid = 1, p->count = 3;
+        for (unsigned one = 0; one < p->count; one++)
+            p->at[one].khz[0] = 1000000 * (one + 1), p->at[one].mw = 200000 * (one + 1 + n);
+        p->efficient = (operating_point_t){1000000, 400000};
+        p->fastest = (operating_point_t){1980000, 700000};
+        p->headroom_mw = 25500;
+    }
     return OK;
 }
 

@@ -10,7 +10,7 @@ questions there are depends on the driver; those below have a meaning for the re
 | `uuid`, `serial`, `pci_address` | the board: asked only with `--identify` |
 | `chassis`, `fabric_cluster` | what it is part of: likewise |
 | `platform`, `fabric` | its place in a rack; its part of an NVLink fabric |
-| `performance_samples` | how many estimates of its power at other clocks the driver has |
+| `performance_samples` | the driver's estimates of its power at other clocks |
 | `persistence_mode`, `mig_mode`, `ecc_mode`, `compute_mode`, `power_management_mode` | modes |
 | `power_limit_range_mw`, `default_power_limit_mw` | (smallest, largest); the default |
 | `power_limit_mw`, `enforced_power_limit_mw` | requested by software; in force |

@@ -11,9 +11,11 @@ from typing import Any
 from zeus_ipc.overriding import override
 from zeusctl.probe.backend import BackendGpu, ProbedNode, call_error, called
 from zeusctl.probe.driver import CallError, Clock, NoDriverError, ProbeReading, Question
+from zeusctl.probe.estimates import estimates_of
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import driver_text
+from zeusd.energy.probed.report import Estimates
 
 _GPU, _MODULE, _MEMORY = 0, 1, 2
 """Power scopes of nvml.h."""
@@ -33,9 +35,9 @@ _FABRIC = ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
 """Getters, and nvidia-ml-py's structures that they fill."""
 
 _SAMPLES = "nvmlDevicePerfMetricsGetSamples_v1"
-_SAMPLES_WORDS = 1 << 16
-"""nvml.h and nvidia-ml-py disagree about the size of what it fills: 42,024 and 115,344 bytes. So
-its buffer is larger than both, and only the first word is read."""
+_SAMPLES_BYTES = 1 << 18
+"""Its structure has 115,344 bytes in nvml.h, but a constant of nvidia-ml-py says 42,024: no driver
+fills more than this."""
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of a field's value, by nvmlValueType_t."""
@@ -109,11 +111,16 @@ class NvmlGpu(BackendGpu):
         """A member of a structure that identifies something."""
         return Question(of[0], lambda: then(self._structure(*of)(member)))
 
-    def _samples(self) -> int:
-        """How many estimates of power and speed at other clocks the driver has."""
-        buffer = (ctypes.c_uint32 * _SAMPLES_WORDS)()
+    def _samples(self) -> Estimates:
+        """The driver's estimates of power and speed at other clocks."""
+        import pynvml
+
+        made = getattr(pynvml, "c_nvmlPerfMetricsSamples_v1_t", None)
+        if made is None:
+            raise CallError(Return.FUNCTION_NOT_FOUND, "this nvidia-ml-py is too old")
+        buffer = ctypes.create_string_buffer(_SAMPLES_BYTES)
         self.call(_SAMPLES, buffer)
-        return int(buffer[0])
+        return estimates_of(made.from_buffer(buffer))
 
     @override
     def all_questions(self) -> Mapping[str, Question]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zeus_ipc.text import table
+from zeus_ipc.text import count, table
 from zeusd.energy.probed.compare import compare, model_of
 from zeusd.energy.probed.period import UpdatePeriod
-from zeusd.energy.probed.report import ProbedGpu, ProbeReport
+from zeusd.energy.probed.report import Estimates, OperatingPoint, ProbedGpu, ProbeReport
 
 _LATENCIES = (
     *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),
@@ -124,14 +124,30 @@ _FABRIC_STATES = ("none", "not started", "in progress", "completed")
 def _place(gpu: ProbedGpu) -> Iterator[str]:
     """Returns what a GPU is part of, and the driver's estimates."""
     for name, found in gpu.place.items():
-        if not isinstance(found, dict):
-            yield f"  {name.replace('_', ' ')}: {found}"
-            continue
         numbers = {one: str(value) for one, value in found.items()}
         if "state" in found and found["state"] < len(_FABRIC_STATES):
             numbers["state"] = _FABRIC_STATES[found["state"]]
         parts = ", ".join(f"{one.replace('_', ' ')} {value}" for one, value in numbers.items())
         yield f"  {name}: {parts}"
+    if gpu.estimates is not None:
+        yield f"  the driver's own {', '.join(_estimated(gpu.estimates))}"
+
+
+def _estimated(found: Estimates) -> Iterator[str]:
+    points = sorted(found.points, key=lambda one: one.gpu_mhz)
+    yield f"{count(len(points), 'estimate')} in {count(found.samples, 'sample')}"
+    if points:
+        yield " to ".join(_at(one) for one in dict.fromkeys([points[0], points[-1]]))
+    for name in ("observed", "most_efficient", "fastest"):
+        point = getattr(found, name)
+        if point is not None:
+            yield f"{name.replace('_', ' ')} {_at(point)}"
+    if found.headroom_w is not None:
+        yield f"headroom {found.headroom_w:.1f} W"
+
+
+def _at(point: OperatingPoint) -> str:
+    return f"{point.power_w:.1f} W at {point.gpu_mhz} MHz"
 
 
 def _epoch(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:

@@ -33,7 +33,7 @@ _PRODUCT = (
     *("name", "vbios_version", "architecture", "compute_capability", "pci_device_id"),
     "memory_mib",
 )
-_PLACE = ("platform", "fabric", "performance_samples")
+_PLACE = ("platform", "fabric")
 _SLOW = frozenset(
     {"power_samples", "performance_samples", "compute_processes", "graphics_processes"}
 )
@@ -234,6 +234,7 @@ def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) ->
         **product,
         modes={name: one for name, one in values.items() if name.endswith("_mode")},
         place={name: values[name] for name in _PLACE if name in values},
+        estimates=values.get("performance_samples"),
         power_limits=_limits(values),
         clocks=[
             reports.ProbedClocks(memory, sorted(clocks, reverse=True))

@@ -9,16 +9,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from tests.fake_nvml.double import H100
 from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
 from zeusctl.probe.driver import CallError, Clock
+from zeusctl.probe.estimates import estimates_of
 from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.energy.probed.compare import compare
+from zeusd.energy.probed.report import Estimates, OperatingPoint
 
 SHORT = ProbeTiming(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
 
@@ -208,8 +211,16 @@ def test_a_gpu_says_what_it_is_part_of_or_that_it_does_not_know(
     assert rack.place == {
         "platform": {"slot": 3, "tray": 5, "host": 1, "peer_type": 1, "module": 2},
         "fabric": {"state": 3, "status": 0, "clique": 32766, "health": 42},
-        "performance_samples": 13,
     }
+    found = rack.estimates
+    assert found is not None
+    assert (found.samples, found.observed) == (2, OperatingPoint(1210, 2619, 363.0, 82))
+    curve = [OperatingPoint(mhz, None, mhz / 5 + 200, None) for mhz in (1000, 2000, 3000)]
+    assert found.points == [OperatingPoint(1100, 1593, 330.0, 90), *curve]
+    assert found.most_efficient == OperatingPoint(1000, None, 400.0, None)
+    assert found.fastest == OperatingPoint(1980, None, 700.0, None)
+    assert found.headroom_w == 25.5
+    assert alone.estimates is None
     assert alone.place == {"fabric": {"state": 0, "status": 0, "clique": 0, "health": 0}}
     refused = {one.call for one in alone.answers.values() if one.code == 3}
     assert {"nvmlDeviceGetPlatformInfo", "nvmlDevicePerfMetricsGetSamples_v1"} <= refused
@@ -217,8 +228,22 @@ def test_a_gpu_says_what_it_is_part_of_or_that_it_does_not_know(
     assert "platform: slot 3, tray 5, host 1, peer type 1, module 2" in page
     assert "fabric: state completed, status 0, clique 32766, health 42" in page
     assert "fabric: state none" in page
+    assert (
+        "the driver's own 4 estimates in 2 samples, 400.0 W at 1000 MHz to 800.0 W at 3000 MHz, "
+        "observed 363.0 W at 1210 MHz, most efficient 400.0 W at 1000 MHz, fastest 700.0 W at 1980 "
+        "MHz, headroom 25.5 W"
+    ) in page
     text = alone.answers["platform"].text
     assert f"nvmlDeviceGetPlatformInfo: {text} (3)" in page
+
+
+def test_what_is_no_estimate_is_not_reported_as_one() -> None:
+    filled = pynvml.c_nvmlPerfMetricsSamples_v1_t.from_buffer(bytearray(b"\xff" * (1 << 18)))
+    for type_ in (0, 1, 2):
+        for sample in filled.samples:
+            sample.controllerData[0].controllerType = type_
+        found = estimates_of(filled)
+        assert found == Estimates(samples=2**32 - 1, points=[])
 
 
 def test_a_report_reads_back_as_what_it_was(

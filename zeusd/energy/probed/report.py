@@ -106,6 +106,32 @@ class ProbedState:
 
 
 @dataclass(frozen=True)
+class OperatingPoint:
+    """A GPU's power at a clock."""
+
+    gpu_mhz: int
+    memory_mhz: int | None
+    power_w: float
+    time_ms: int | None
+    """The driver's measure of speed."""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What the driver itself estimates, from its newest samples of the GPU's work."""
+
+    samples: int
+    """How many it has."""
+    points: list[OperatingPoint]
+    observed: OperatingPoint | None = None
+    """Not estimated, but seen."""
+    most_efficient: OperatingPoint | None = None
+    fastest: OperatingPoint | None = None
+    headroom_w: float | None = None
+    """Below the power limit."""
+
+
+@dataclass(frozen=True)
 class Latency:
     """How long one call took, over `calls` calls; microseconds."""
 
@@ -208,8 +234,9 @@ class ProbedGpu:
     """The counter at the end, counted from its own epoch."""
     loaded: Loaded | None
     doubts: list[Doubt] = field(default_factory=list)
-    place: dict[str, int | dict[str, int]] = field(default_factory=dict)
-    """Answers of `platform`, `fabric` and `performance_samples`, where the driver has them."""
+    place: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Answers of `platform` and `fabric`, where the driver has them."""
+    estimates: Estimates | None = None
     identity: ProbedIdentity | None = None
 
     @property

@@ -1,0 +1,66 @@
+"""What NVIDIA's driver estimates of a GPU's power and speed at other clocks, as nvml.h describes it
+(R610: nvmlPerfMetricsSamples_v1_t). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from zeus_ipc.controls import MAX_MHZ
+from zeusd.energy.probed.report import Estimates, OperatingPoint
+
+_OBSERVES, _PREDICTS = 0, 1
+"""Types of controllers: one observes the work, and estimates it at other clocks of the memory; the
+other estimates the power at other graphics clocks, the first of a point's."""
+
+_MAX_MW = 20_000_000
+"""More than any GPU draws."""
+
+
+def estimates_of(filled: Any) -> Estimates:
+    """Reads nvidia-ml-py's structure, which has room for 13 samples: the last of each controller.
+
+    What is not marked as valid, or in no plausible range, is left out.
+    """
+    found: dict[str, Any] = {"samples": int(filled.numSamples)}
+    observed: list[OperatingPoint] = []
+    predicted: list[OperatingPoint] = []
+    for sample in filled.samples[: filled.numSamples]:
+        for one in sample.controllerData[: sample.numControllerData]:
+            if one.controllerType == _OBSERVES and one.data.dlppc2x.observedMetrics.bValid:
+                data = one.data.dlppc2x.observedMetrics
+                found["observed"] = next(_rails([data]), None)
+                observed = [
+                    point
+                    for clock in data.initialDramclkEst
+                    for point in _rails(clock.estimatedMetrics[: clock.numEstimatedMetrics])
+                ]
+            elif one.controllerType == _PREDICTS and one.data.pfpp1x.estimatedMetrics.bValid:
+                data = one.data.pfpp1x.estimatedMetrics
+                best, fastest = data.maxPerfPerWattPoint, data.fmaxAtVmaxPoint
+                found["most_efficient"] = _point(best.freqkHz, best.pwrmW)
+                found["fastest"] = _point(fastest.freqkHz, fastest.pwrmW)
+                headroom_mw = data.tgpHeadroommW
+                found["headroom_w"] = headroom_mw / 1000 if headroom_mw <= _MAX_MW else None
+                points = data.estimatedMetrics[: data.numVfPoints]
+                predicted = [*filter(None, (_point(p.freqkHz[0], p.estTgpPwrmW) for p in points))]
+    return Estimates(**found, points=[*observed, *predicted])
+
+
+def _rails(found: Iterable[Any]) -> Iterator[OperatingPoint]:
+    for one in found:
+        khz, mw = one.coreRail.rails[0].freqkHz, one.tgpPwrTuple.pwrmW
+        point = _point(khz, mw, one.fbRail.freqkHz, one.perfMetrics.perfms)
+        if one.bValid and point is not None:
+            yield point
+
+
+def _point(
+    khz: int, mw: int, memory_khz: int | None = None, time_ms: int | None = None
+) -> OperatingPoint | None:
+    """A point; None: it is in no plausible range, as where the driver fills another structure."""
+    mhz, memory_mhz = khz // 1000, (memory_khz or 0) // 1000
+    if not (0 < mhz <= MAX_MHZ and memory_mhz <= MAX_MHZ and 0 < mw <= _MAX_MW):
+        return None
+    return OperatingPoint(mhz, memory_mhz or None, mw / 1000, time_ms)
