@@ -56,6 +56,7 @@ def examine(session: Session) -> Iterator[Check]:
         if not simulated:
             yield from machine_checks.accounting_checks()
             yield from machine_checks.other_agents_check()
+            yield from machine_checks.profiles_check()
 
 
 def _package() -> Iterator[Check]:

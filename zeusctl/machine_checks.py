@@ -4,13 +4,17 @@ of others that set limits.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from zeus_ipc.checks import Check, fault, note, ok
 from zeus_ipc.processes import PROC
+from zeus_ipc.users import group_name, user_name
 from zeusctl.exits import CommandError
 from zeusctl.slurm import read_settings
 from zeusd.devices.amd.library import CANDIDATES
@@ -18,6 +22,14 @@ from zeusd.devices.amd.sysfs import driver_loaded, driver_version
 from zeusd.devices.vendors import AMD, SYSFS, amd_only, has_gpu
 
 MOUNTS = Path("/proc/self/mounts")
+
+_NUMBER = re.compile(r"^(\w+): ([0-9]+)$", re.MULTILINE)
+"""A line of a capability's file."""
+
+CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+_OF_PROFILES = re.compile("wpps|power.*profile", re.IGNORECASE)
+"""In the name of the capability with which programs may change workload power profiles (from R615
+on). NVIDIA has not published the name: its change log says "WPPS capability"."""
 
 DYNAMO = b"power_agent.py"
 """The program of the Power Agent of NVIDIA Dynamo, a DaemonSet that sees the node's processes."""
@@ -73,6 +85,56 @@ def other_agents_check(proc: Path = PROC) -> Iterator[Check]:
                 "outlast its pod",
                 "remove its DaemonSet; zeusd-kubernetes obeys dynamo.nvidia.com/gpu-power-limit",
             )
+
+
+def profiles_check(folder: Path = CAPABILITIES, devices: Path = Path("/dev")) -> Iterator[Check]:
+    """Yields who may change workload power profiles without zeusd, by a capability of the driver:
+    whoever may read its device file.
+    """
+    for file in sorted(folder.rglob("*")):
+        name = str(file.relative_to(folder))
+        try:
+            found = dict(_NUMBER.findall(file.read_text(errors="replace")))
+        except OSError:
+            continue  # a folder, or it has just gone
+        named = _OF_PROFILES.search(name) is not None
+        if not (named and {"DeviceFileMinor", "DeviceFileMode"} <= found.keys()):
+            continue
+        device = devices / "nvidia-caps" / f"nvidia-cap{found['DeviceFileMinor']}"
+        who = _readers(device, int(found["DeviceFileMode"]))
+        text = (
+            f"workload power profiles without zeusd, by the driver's capability {name} ({device})"
+        )
+        if not who:
+            yield ok("profiles", f"only root may change {text}")
+            continue
+        yield note(
+            "profiles",
+            f"{who} may change {text}: what a lease has set may be cleared, and no limit of "
+            "zeusd.toml holds for them",
+            f"`chmod 0400 {device}`, if only zeusd should",
+        )
+
+
+def _readers(device: Path, mode: int) -> str:
+    """Who may read a device file, beside root; empty: nobody.
+
+    Args:
+        device: The file; the driver's tools make it, owned by root, when it is first used.
+        mode: Its permissions while it does not exist.
+    """
+    uid = gid = 0
+    more = ""
+    with contextlib.suppress(OSError):
+        state = device.stat()
+        mode, uid, gid = state.st_mode, state.st_uid, state.st_gid
+        if "system.posix_acl_access" in os.listxattr(device):
+            more = f"who its access list names (`getfacl {device}`)"
+    if mode & stat.S_IROTH:
+        return "everyone"
+    users = f"user {user_name(uid)}" if uid and mode & stat.S_IRUSR else ""
+    group = f"group {group_name(gid)}" if gid and mode & stat.S_IRGRP else ""
+    return ", ".join(filter(None, (users, group, more)))
 
 
 def hardware_checks(

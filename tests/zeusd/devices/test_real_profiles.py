@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -9,7 +11,9 @@ import pytest
 
 from tests.fake_nvml.double import ALWAYS, NEVER, mask_of
 from tests.zeusd.devices.opening import Opener, code_of
+from zeus_ipc.checks import Check
 from zeus_ipc.controls import PROFILES, Control
+from zeusctl.machine_checks import profiles_check
 from zeusd.devices.nvml.codes import Return
 from zeusd.runtime.devices import Inspector
 
@@ -96,3 +100,54 @@ def test_profiles_need_privilege_and_a_gpu_that_has_them(open_nvml: Opener) -> N
     double.node.privilege = ALWAYS
     assert code_of(nvml.write_control, gpu, Control.POWER_PROFILE, (9,)) == Return.INVALID_ARGUMENT
     assert double.profiles(0) == set()
+
+
+def test_who_has_the_capability_may_change_profiles_and_doctor_names_them(
+    open_nvml: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml, double = open_nvml(GB200, privilege=NEVER)
+    gpu, device = nvml.device_handle(0), tmp_path / "nvidia-caps/nvidia-cap9"
+    monkeypatch.setenv("NVML_DOUBLE_CAPABILITY", str(device))
+    folder = tmp_path / "capabilities"
+    for name, minor in (("mig/config", 1), ("gpu0/wpps/access", 9), ("fabric-imex-mgmt", 3)):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+
+    def found() -> Check:
+        (check,) = profiles_check(folder, tmp_path)
+        return check
+
+    assert code_of(nvml.write_control, gpu, Control.POWER_PROFILE, (1,)) == Return.NO_PERMISSION
+    assert found().state == "ok"  # it is made with mode 0400
+    device.parent.mkdir()
+    device.touch(0o444)
+    nvml.write_control(gpu, Control.POWER_PROFILE, (1,))
+    assert double.profiles(0) == {1}
+    assert code_of(nvml.write_control, gpu, Control.POWER_LIMIT, (400_000,)) == Return.NO_PERMISSION
+    said = found()
+    assert (said.state, said.remedy) == ("note", f"`chmod 0400 {device}`, if only zeusd should")
+    assert said.found.startswith("everyone may change workload power profiles without zeusd, by ")
+    assert "capability gpu0/wpps/access" in said.found
+
+
+@pytest.mark.needs("root")
+def test_whoever_may_read_a_capabilitys_device_file_is_named(tmp_path: Path) -> None:
+    device = tmp_path / "nvidia-caps/nvidia-cap9"
+    device.parent.mkdir()
+    (tmp_path / "wpps").write_text("DeviceFileMinor: 9\nDeviceFileMode: 292\n")
+    device.touch()
+    for mode, uid, gid, who in (
+        (0o400, 0, 0, "only root"),
+        (0o440, 0, 0, "only root"),
+        (0o440, 0, 54321, "group 54321"),
+        (0o640, 54320, 54321, "user 54320, group 54321"),
+        (0o004, 0, 0, "everyone"),
+    ):
+        device.chmod(mode)
+        os.chown(device, uid, gid)
+        (check,) = profiles_check(tmp_path, tmp_path)
+        assert check.found.startswith(f"{who} may change ")
+    device.unlink()
+    (check,) = profiles_check(tmp_path, tmp_path)
+    assert check.found.startswith("everyone may change ")
