@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ Deletion = Callable[[ast.AST], tuple[ast.AST, str]]
 """Finds the node to replace inside a symbol, and the text that replaces it."""
 
 
-@dataclass(frozen=True)
 class Mutation:
     """One rule, the symbol that keeps it, its deletion, and the tests that must notice.
 
@@ -32,13 +30,12 @@ class Mutation:
         rule: The rule in a few words.
         symbol: Dotted name of what keeps it: a module, with a class, with a method.
         deletion: `drop`, `never`, `always`, `becomes`, `unreached`, `instead` or `sets`.
-        tests: Node ids. Each must fail without the rule.
+        tests: Node ids below `tests/`. Each must fail without the rule.
     """
 
-    rule: str
-    symbol: str
-    deletion: Deletion
-    tests: tuple[str, ...]
+    def __init__(self, rule: str, symbol: str, deletion: Deletion, *tests: str) -> None:
+        self.rule, self.symbol, self.deletion = rule, symbol, deletion
+        self.tests = [f"tests/{test}" for test in tests]
 
     def __str__(self) -> str:
         return self.rule.replace(" ", "-")

@@ -63,7 +63,10 @@ def test_a_control_that_is_never_offered_is_known_after_some_attempts() -> None:
     found = Inspector(nvml, 0).look()
     assert found is not None
     assert found[0].info.controls == ["power_limit"]
-    assert (found[0].info.power_limit_min_mw, found[0].info.power_limit_max_mw) == (125_000, 250_000)
+    assert (found[0].info.power_limit_min_mw, found[0].info.power_limit_max_mw) == (
+        125_000,
+        250_000,
+    )
 
 
 @pytest.fixture
