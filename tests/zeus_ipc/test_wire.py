@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tests import seeds
 from zeus_ipc import Client, errors
 from zeus_ipc.codec import decode_request, encode
+from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
@@ -226,6 +227,70 @@ def test_windows_of_another_form_are_refused(changes: dict[str, object], reason:
     message = {"v": 1, "id": 3, "op": "windows", **ARGUMENTS["windows"]}
     with pytest.raises(ValidationError, match=reason):
         request_adapter.validate_python({**message, **changes})
+
+
+BETWEEN = "must be between"
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "fault"),
+    [
+        ("power_limit", [1], None),
+        ("power_limit", [100_000_000], None),
+        ("power_limit", [0], f"power_limit {BETWEEN} 1 and 100000000"),
+        ("power_limit", [100_000_001], f"power_limit {BETWEEN} 1 and 100000000"),
+        ("power_limit", [], "power_limit takes 1 number, not 0"),
+        ("power_limit", [5, 6], "power_limit takes 1 number, not 2"),
+        ("gpu_clocks", [], None),
+        ("gpu_clocks", [0, 5], None),
+        ("gpu_clocks", [5, 5], None),
+        ("gpu_clocks", [5], "gpu_clocks takes 2 numbers, not 1"),
+        ("gpu_clocks", [0, 100_001], f"gpu_clocks {BETWEEN} 0 and 100000"),
+        (
+            "gpu_clocks",
+            [9, 5],
+            "cannot set gpu_clocks to 9 to 5 MHz: the minimum is above the maximum",
+        ),
+        ("persistence_mode", [0], None),
+        ("persistence_mode", [2], f"persistence_mode {BETWEEN} 0 and 1"),
+        ("power_profile", [], None),
+        ("power_profile", [0, 254] * 16, None),
+        ("power_profile", [0, 255], f"power_profile {BETWEEN} 0 and 254"),
+        ("power_profile", [1] * 33, "power_profile takes at most 32 numbers, not 33"),
+    ],
+)
+def test_what_no_gpu_could_take_is_a_fault(
+    control: str, value: list[int], fault: str | None
+) -> None:
+    assert SPECS[Control(control)].fault(value) == fault
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "text"),
+    [
+        ("power_limit", [150_500], "150.5 W"),
+        ("gpu_clocks", [], "unlocked"),
+        ("gpu_clocks", [5, 9], "5-9 MHz"),
+        ("memory_clocks", [5, 5], "5 MHz"),
+        ("persistence_mode", [1], "on"),
+        ("persistence_mode", [0], "off"),
+        ("power_profile", [0, 4, 100], "max-p, network, profile-100"),
+        ("power_profile", [], "none"),
+    ],
+)
+def test_a_value_has_a_text(control: str, value: list[int], text: str) -> None:
+    assert SPECS[Control(control)].text(value) == text
+
+
+def test_profiles_are_known_by_name_and_number_and_limits_in_either_unit() -> None:
+    profile, limit = SPECS[Control.POWER_PROFILE], SPECS[Control.POWER_LIMIT]
+    named = {" MAX_Q ": 1, "profile-7": 7, "7": 7, "254": 254, "255": None, "no": None}
+    assert {name: profile.member_number(name) for name in named} == named
+    assert profile.normal([4, 1, 4]) == (1, 4)
+    assert limit.span_text(100_000, 250_500) == "100 to 250.5 W"
+    said = "did you mean 200 W (200000 in the protocol)?"
+    meant = {200: said, 200_000_000: said, 5: "", 301: "", 99: ""}
+    assert {value: limit.meant(value, 100_000, 300_000) for value in meant} == meant
 
 
 def test_the_largest_look_up_fits_the_size_limit() -> None:
