@@ -22,7 +22,7 @@ from zeus_fleet.messages import (
 )
 from zeus_fleet.profiles import ProgressProfile
 from zeus_fleet.records import Record, read, reports
-from zeus_fleet.view import FleetView, Watcher
+from zeus_fleet.view import FleetView, NodeView, Watcher
 
 BUDGET = Budget(
     (
@@ -57,6 +57,11 @@ def test_nodes_are_seen_by_their_heartbeats() -> None:
     watcher = Watcher()
     view = watcher.look(READ, 0.0, 150.0)
     assert states(view) == {"a": "waits", "b": "leaving", "c": "absent"}
+    watts = {"floor_w": 200, "capacity_w": 600, "granted_w": 300, "held_w": 300, "drawn_w": 250}
+    watts |= {"wanted_w": 600, "stuck_w": 0}
+    assert view.nodes[0] == NodeView(
+        "a", **watts, silent_s=0.0, leaving=False, jobs=("7",), reclaimed=False, unreadable=""
+    )
     site, rack = view.domains
     assert (site.limit_w, site.granted_w, site.held_w, site.drawn_w) == (900, 700, 700, 500)
     assert (rack.granted_w, rack.held_w) == (300, 300)
