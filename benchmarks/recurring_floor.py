@@ -25,11 +25,13 @@ from recurring_held_out import (
 )
 from recurring_plays import play, policy_of
 from rich.table import Table
-from scipy.special import ndtr
 
 from zeus.job import Job
 from zeus.policy.gp import most_informative
 from zeus.policy.interface import BatchSizeOptimizer, Run
+
+ndtr = np.vectorize(lambda z: 0.5 * math.erfc(-z / math.sqrt(2)))
+"""The normal distribution function."""
 
 INFORMED = "informed"
 PARTS = (

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from zeus.policy.gp import EXPLORED_RUNS, GPBatchSizeOptimizer
 from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.pruning import GTSBatchSizeOptimizer, PruningGTSBatchSizeOptimizer
+
+POLICIES: dict[str, Callable[[int], BatchSizeOptimizer]] = {}
+"""Your own policies by their names: each makes one with a seed."""
 
 
 def make_policy(
@@ -27,7 +31,7 @@ def make_policy(
 
     Args:
         name: `gp` (`GPBatchSizeOptimizer`), `pruning-gts` (`PruningGTSBatchSizeOptimizer`, the
-            published one) or `gts` (`GTSBatchSizeOptimizer`, without pruning).
+            published one), `gts` (`GTSBatchSizeOptimizer`, without pruning), or one of `POLICIES`.
         seed: Of its draws; None for the policy's default.
         window_size: So many of each size's last runs count; 0 for all.
         prior_mean: Mean reward (negative cost, J) expected of a size; `pruning-gts` and `gts`.
@@ -61,6 +65,7 @@ def make_policy(
         "gts": lambda: GTSBatchSizeOptimizer(
             True, 0.0, prior_mean, prior_precision, num_exploration, seed, verbose, replay=replay
         ),
+        **{own: partial(make, seed) for own, make in POLICIES.items()},
     }
     if name not in policies:
         raise ValueError(f"there is no policy {name!r}; there are {', '.join(policies)}")

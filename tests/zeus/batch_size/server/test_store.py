@@ -1,4 +1,4 @@
-"""Trials in SQLite and in PostgreSQL: each test runs on both."""
+"""Jobs and their trials in a database."""
 
 from __future__ import annotations
 
