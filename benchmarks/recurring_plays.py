@@ -32,7 +32,6 @@ from zeus.policy import JITPowerLimitOptimizer, make_policy
 from zeus.policy.interface import BatchSizeOptimizer, Run
 from zeus.policy.recurrence import Recurrences
 from zeus.simulate import Simulator
-from zeus.simulate.expected import best
 from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
@@ -232,7 +231,7 @@ def play_case(case: Case) -> Outcome:
         costs[-1] += zeus_cost(run.energy, run.time, case.eta, known.max_power)
         if run.reached:
             costs.append(0.0)
-    ratio = np.array(costs[:-1]) / best(known, job, case.eta).cost
+    ratio = np.array(costs[:-1]) / known.best(job, case.eta).cost
     return outcome(ratio, sum(not run.reached for run in history), stuck=False)
 
 
@@ -412,7 +411,7 @@ def play_transfer(task: tuple[int, str, bool, int, bool]) -> float:
         )
         known = simulator.measurements
         spent = sum(zeus_cost(run.energy, run.time, 0.5, known.max_power) for run in history)
-        return spent / best(known, job, 0.5).cost - recurrences
+        return spent / known.best(job, 0.5).cost - recurrences
 
     cap = CAPS_W[gpu] if caps else math.inf
     if not with_it:

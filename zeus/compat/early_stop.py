@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from zeus.callback import Callback
-from zeus.policy.stopping import judge, reaches
+from zeus.policy.recurrence import judge, reaches
 from zeus.utils.metric import zeus_cost
 
 if TYPE_CHECKING:

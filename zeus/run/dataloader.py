@@ -17,7 +17,7 @@ except ModuleNotFoundError:
         "pip install 'zeusd[torch]'"
     ) from None
 
-from zeus.policy.stopping import reaches
+from zeus.policy.recurrence import reaches
 from zeus.run.exceptions import ZeusCostThresholdExceededError
 from zeus.run.session import RunSession
 from zeus.run.settings import Settings

@@ -215,8 +215,7 @@ class ZeusMaster:
             cost_thresh=cost_ub,
             eta_knob=eta_knob,
             monitor_path=self.monitor_path or Settings.monitor_path,
-            warmup_iters=self.profile_warmup_iters,
-            measure_iters=self.profile_measure_iters,
+            profile_params=(self.profile_warmup_iters, self.profile_measure_iters),
             use_optimal_pl=not self.observer_mode,
         )
         # Python's own buffer would show a script's lines long after they were printed.

@@ -23,7 +23,7 @@ from zeus.optimizer.power_limit import (
     PowerLimitMeasurement,
     ZeusCost,
 )
-from zeus.policy.stopping import Used, Verdict, after_another_epoch, judge
+from zeus.policy.recurrence import Used, Verdict, after_another_epoch, judge
 from zeus.run import files
 from zeus.run.files import TrainResult
 from zeus.run.power_json import PowerJson, milliwatts
@@ -215,7 +215,7 @@ class RunSession:
     @guarded
     def _begin_search(self, iterations: int | None) -> None:
         settings, count = self._settings, len(self._monitor.gpu_indices)
-        warmup, measure = fitted(settings.warmup_iters, settings.measure_iters, iterations)
+        warmup, measure = fitted(*settings.profile_params, iterations)
         self._file = PowerJson(
             files.power_json(settings.log_dir, self._batch_size), settings.job_id, measure
         )

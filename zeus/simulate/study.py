@@ -102,7 +102,6 @@ def run_case(case: Case) -> list[RunRow]:
     """
     needed("numpy", "a simulation", "simulate")
     from zeus.policy import JITPowerLimitOptimizer, make_policy
-    from zeus.simulate import expected
 
     simulator = _simulator(*_traces(case.gpu, case.summary_train, case.summary_power))
     # The same tables for all cases; each call of the simulator copies the policies.
@@ -120,8 +119,8 @@ def run_case(case: Case) -> list[RunRow]:
             f"the default batch size {case.job.default_bs} of {case.job} was not measured on "
             f"{case.gpu}; there are {', '.join(map(str, sizes))}"
         )
-    best = expected.best(simulator.measurements, case.job, case.eta_knob)
-    usual = expected.usual(simulator.measurements, case.job, case.eta_knob)
+    best = simulator.measurements.best(case.job, case.eta_knob)
+    usual = simulator.measurements.usual(case.job, case.eta_knob)
     rows: list[RunRow] = []
     recurrence = 1
     for number, (entry, ratio) in enumerate(_history(simulator, case), start=1):

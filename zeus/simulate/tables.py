@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from zeus.job import Job
+from zeus.utils.metric import zeus_cost
 from zeus_ipc.tables import Row, TableError, Text, Watts, read
 
 Count = Annotated[int, Field(gt=0, description="a whole number above 0")]
@@ -87,6 +88,25 @@ class BatchSizeTable:
     target_epochs: Mapping[float, NDArray[np.float64]]
 
 
+@dataclass(frozen=True)
+class Expected:
+    """The mean recurrence, from its first run to the one that reaches the target, whose runs all
+    have the same batch size and power limit.
+
+    Attributes:
+        power_limit: Their power limit, W.
+        energy: Energy, J.
+        time: Time, s.
+        cost: Energy-time cost, J.
+    """
+
+    batch_size: int
+    power_limit: int
+    energy: float
+    time: float
+    cost: float
+
+
 class Measurements:
     """Measurements of workloads on one GPU: only sizes that are in both tables.
 
@@ -132,6 +152,63 @@ class Measurements:
             known = "; ".join(", ".join(workload) for workload in self._workloads)
             raise ValueError(f"nothing was measured of {', '.join(key)}; there are: {known}")
         return dict(sorted(self._workloads[key].items()))
+
+    def expected(self, job: Job, eta_knob: float) -> list[Expected]:
+        """Returns all combinations of batch size and power limit, without sizes of which no run
+        reached the target. Policies do not know them. A run that does not reach the target takes
+        all epochs, and another one follows.
+
+        Raises:
+            ValueError: There are no measurements of the job.
+        """
+        found = []
+        for batch_size, table in self.of(job).items():
+            epochs = _epochs(table, job)
+            if epochs is None:
+                continue
+            power = table.power
+            for limit, joules, seconds in zip(
+                power.limits, power.energy_per_epoch, power.time_per_epoch, strict=True
+            ):
+                energy, time = epochs * float(joules), epochs * float(seconds)
+                cost = zeus_cost(energy, time, eta_knob, self.max_power)
+                found.append(Expected(batch_size, limit, energy, time, cost))
+        return found
+
+    def best(self, job: Job, eta_knob: float) -> Expected:
+        """Returns the batch size and power limit of the lowest expected cost.
+
+        Raises:
+            ValueError: There are no measurements of the job, or no run reached the target.
+        """
+        found = self.expected(job, eta_knob)
+        if not found:
+            raise ValueError(f"no measured run of {job} reached the target")
+        return min(found, key=lambda one: one.cost)
+
+    def usual(self, job: Job, eta_knob: float) -> Expected:
+        """Returns the baseline: the default batch size at the highest power limit.
+
+        Raises:
+            ValueError: There are no measurements of that, or no run reached the target.
+        """
+        found = [one for one in self.expected(job, eta_knob) if one.batch_size == job.default_bs]
+        if not found:
+            raise ValueError(
+                f"no measured run of {job} with the default batch size {job.default_bs} reached "
+                "the target; give another default, or another target"
+            )
+        return max(found, key=lambda one: one.power_limit)
+
+
+def _epochs(table: BatchSizeTable, job: Job) -> float | None:
+    """Epochs of a recurrence; None: the target is out of reach."""
+    runs = [float(epochs) for epochs in table.target_epochs.get(job.target_metric, ())]
+    reached = [epochs for epochs in runs if epochs <= job.max_epochs]  # not NaN
+    if not reached:
+        return None
+    failures = (len(runs) - len(reached)) / len(reached)
+    return sum(reached) / len(reached) + failures * job.max_epochs
 
 
 _Key = tuple[str, str, str, int]

@@ -36,8 +36,7 @@ too, have [their own page](servers.md).
 def ours() -> dict[str, dict[str, tuple[str, str]]]:
     """By section and name: the default, and the meaning."""
     of_run = listed_attributes(run.Settings.__doc__ or "")
-    defaults = run.Settings(target_metric=0.0)
-    profile = f"{defaults.warmup_iters},{defaults.measure_iters}"
+    defaults = {**run.Settings(target_metric=0.0).to_env(), "ZEUS_TARGET_METRIC": ""}
     return {
         "Reaching zeusd": {
             SOCKET_ENV: (
@@ -64,17 +63,8 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             ),
         },
         "ZeusMaster and ZeusDataLoader": {
-            run.TARGET_METRIC: ("", of_run["target_metric"]),
-            run.LOG_DIR: (defaults.log_dir, of_run["log_dir"]),
-            run.JOB_ID: (defaults.job_id, of_run["job_id"]),
-            run.COST_THRESH: (repr(defaults.cost_thresh), of_run["cost_thresh"]),
-            run.ETA_KNOB: (repr(defaults.eta_knob), of_run["eta_knob"]),
-            run.MONITOR_PATH: (defaults.monitor_path, of_run["monitor_path"]),
-            run.PROFILE_PARAMS: (
-                profile,
-                "Two numbers. " + of_run["warmup_iters"] + " " + of_run["measure_iters"],
-            ),
-            run.USE_OPTIMAL_PL: (repr(defaults.use_optimal_pl), of_run["use_optimal_pl"]),
+            name: (default, of_run[name.removeprefix("ZEUS_").lower()])
+            for name, default in defaults.items()
         },
         "Optimizers with a server": {
             BATCH_SIZE_TOKEN_ENV: (

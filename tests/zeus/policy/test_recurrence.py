@@ -9,7 +9,7 @@ import pytest
 from tests.late import late
 from zeus.job import Job, LinearScaler, SquareRootScaler
 from zeus.policy import BatchSizeOptimizer, JITPowerLimitOptimizer, Run
-from zeus.policy.recurrence import Recurrences
+from zeus.policy.recurrence import Recurrences, Used, after_another_epoch
 from zeus.utils.metric import zeus_cost
 
 pd = late("pandas")
@@ -151,3 +151,13 @@ def test_cost_is_energy_or_time_at_full_power() -> None:
     assert zeus_cost(100.0, 2.0, 1.0, 300.0) == 100
     assert zeus_cost(100.0, 2.0, 0.0, 300.0) == 600
     assert zeus_cost(100.0, 2.0, 0.25, 300.0) == pytest.approx(475)
+
+
+def test_another_epoch_is_as_those_before() -> None:
+    assert after_another_epoch(Used(time=3.0, energy=300.0), 3) == (400.0, 4.0)
+    assert after_another_epoch(Used(time=3.0, energy=300.0), 0) == (600.0, 6.0)
+
+
+def test_the_cost_of_finding_the_limit_is_not_expected_again() -> None:
+    used = Used(time=3.2, energy=330.0, overhead_time=0.2, overhead_energy=30.0)
+    assert after_another_epoch(used, 3) == pytest.approx((430.0, 4.2))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.zeus.node import VirtualNode
-from zeus.policy.stopping import Verdict
+from zeus.policy.recurrence import Verdict
 from zeus.run import session as module
 from zeus.run.session import RunSession
 from zeus.run.settings import Settings
@@ -21,7 +21,7 @@ OpenNode = Callable[[str], VirtualNode]
 
 def settings(folder: Path, **more: Any) -> Settings:
     """Of a run whose files are in a folder; few iterations at each limit."""
-    given = {"target_metric": 0.5, "log_dir": str(folder), "warmup_iters": 2, "measure_iters": 8}
+    given = {"target_metric": 0.5, "log_dir": str(folder), "profile_params": (2, 8)}
     return Settings(**{**given, **more})
 
 

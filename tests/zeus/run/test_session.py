@@ -22,7 +22,7 @@ from tests.zeus.run.sessions import (
     train_and_cost,
     train_epoch,
 )
-from zeus.policy.stopping import Verdict
+from zeus.policy.recurrence import Verdict
 from zeus.run import files
 from zeus.run.session import fitted
 from zeus.utils.metric import zeus_cost
@@ -314,7 +314,7 @@ def test_epochs_that_end_early_are_taken_as_they_are(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     # The loader has 1000 iterations, and the loop leaves it after 15 each time.
-    run = session(node, settings(tmp_path, warmup_iters=5, measure_iters=20))
+    run = session(node, settings(tmp_path, profile_params=(5, 20)))
     train(run, work, epochs=20, iterations=15, known=1000)
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
 

@@ -9,7 +9,6 @@ import pytest
 from zeus.job import Job
 from zeus.policy import JITPowerLimitOptimizer, make_policy
 from zeus.simulate import Simulator
-from zeus.simulate.expected import all_expected, best, usual
 from zeus.simulate.groups import by_group, synthetic_groups
 from zeus.simulate.results import RunRow, series
 from zeus.simulate.study import Case, run_case, run_study, workload_job
@@ -50,7 +49,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def test_the_expected_cost_of_recurrences(toy: tuple[str, str]) -> None:
     measurements = Measurements(*toy)
-    found = {(one.batch_size, one.power_limit): one for one in all_expected(measurements, TOY, 0.5)}
+    found = {(one.batch_size, one.power_limit): one for one in measurements.expected(TOY, 0.5)}
     # 32 never reaches the target and 64 not within the epochs that a run may have.
     assert set(found) == {(8, 100), (8, 200), (16, 100), (16, 200)}
     assert found[8, 200].time == 5 * 8
@@ -59,15 +58,15 @@ def test_the_expected_cost_of_recurrences(toy: tuple[str, str]) -> None:
     assert found[16, 200].time == (5 + 10) * 4
     # Seconds cost what the highest limit of all is worth, also that of another batch size.
     assert found[8, 100].cost == 0.5 * 5 * 10 * 90 + 0.5 * 250 * 5 * 10
-    cheapest = best(measurements, TOY, 0.5)
+    cheapest = measurements.best(TOY, 0.5)
     assert (cheapest.batch_size, cheapest.power_limit) == (8, 200)
-    cheapest = best(measurements, TOY, 1.0)
+    cheapest = measurements.best(TOY, 1.0)
     assert (cheapest.batch_size, cheapest.power_limit) == (8, 100)
-    assert usual(measurements, TOY, 1.0) == all_expected(measurements, TOY, 1.0)[1]
+    assert measurements.usual(TOY, 1.0) == measurements.expected(TOY, 1.0)[1]
     with pytest.raises(ValueError, match=r"no measured run .* default batch size 32 reached"):
-        usual(measurements, replace(TOY, default_bs=32), 0.5)
+        measurements.usual(replace(TOY, default_bs=32), 0.5)
     with pytest.raises(ValueError, match=r"no measured run of .* reached the target"):
-        best(measurements, replace(TOY, target_metric=0.9), 0.5)
+        measurements.best(replace(TOY, target_metric=0.9), 0.5)
 
 
 def test_rows_are_the_simulators_history() -> None:
@@ -154,7 +153,7 @@ def test_a_groups_jobs_have_their_own_length() -> None:
         assert len(reached) == len(case.group)
         ratios = sum(job.runtime_ratio for job in case.group)
         measured = Measurements(train_trace(), power_trace("a40"))
-        expected = best(measured, case.job, case.eta_knob)
+        expected = measured.best(case.job, case.eta_knob)
         assert sum(row.best_cost for row in reached) == pytest.approx(ratios * expected.cost)
         # And each run has the length of the job that it belongs to.
         size = reached[-1].batch_size

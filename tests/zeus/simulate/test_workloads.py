@@ -4,7 +4,6 @@ import pytest
 
 from zeus.policy import JITPowerLimitOptimizer, make_policy
 from zeus.simulate import Simulator
-from zeus.simulate.expected import usual
 from zeus.simulate.study import workload_job
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace, workload
 
@@ -19,7 +18,7 @@ def test_every_workload_was_measured_on_every_gpu(gpu: str) -> None:
         sizes = simulator.batch_sizes(job)
         assert job.default_bs in sizes
         assert job.default_bs == one.default_bs or max(sizes) < one.default_bs
-        found = usual(simulator.measurements, job, 0.5)
+        found = simulator.measurements.usual(job, 0.5)
         assert found.power_limit == max(simulator.power_limits(job))
         if gpu == "v100":
             assert found.time == pytest.approx(one.usual_time, rel=2e-3)

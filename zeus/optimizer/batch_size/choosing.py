@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 try:
     import numpy as np
@@ -45,27 +44,6 @@ _NORMAL_95 = 1.645
 
 _FOR_ESTIMATES = 0
 """Trials count from 1; estimates use this number as the seed."""
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """Analysis of a job.
-
-    Attributes:
-        estimates: Estimates by batch size, ascending.
-        excluded: The reason for each excluded size.
-        best: The cheapest batch size that has reached the target; None: none has.
-        best_cost: Its expected cost, J.
-        regret: After each trial, in the order in which they ended, its number, its cost, and the
-            cost of all so far, less the best cost for each that reached the target, J; empty while
-            no best cost is known.
-    """
-
-    estimates: list[Estimate]
-    excluded: dict[int, str]
-    best: int | None
-    best_cost: float | None
-    regret: list[tuple[int, float, float]]
 
 
 class Known:
@@ -143,8 +121,9 @@ class Known:
         in_flight = [trial.batch_size for trial in self.running]
         return self._runs.next(in_flight, _seed(self.job, number))
 
+    @property
     def best(self) -> int | None:
-        """Returns the cheapest size that has reached the target; None if none has."""
+        """The cheapest size that has reached the target; None if none has."""
         if not self._left():
             return None
         policy = self._ready()
@@ -153,9 +132,9 @@ class Known:
         means = {size: float(np.mean(costs)) for size, costs in self._costs().items() if costs}
         return min(means, key=lambda size: means[size], default=None)
 
-    def analyze(self) -> Analysis:
-        """Returns the estimates, the best size, and the regret."""
-        spec, best = self.job.spec, self.best()
+    @property
+    def estimates(self) -> list[Estimate]:
+        """Estimates by batch size, ascending; of an excluded size no more than its runs."""
         runs = Counter(trial.batch_size for trial in self._observed)
         found: dict[int, Estimate] = {}
         if self._left():
@@ -166,13 +145,32 @@ class Known:
                 else measured(self._costs(), runs)
             )
             found = {one.batch_size: one for one in believed}
-        estimates = [
+        return [
             found.get(size, Estimate(size, None, None, None, 0.0, runs[size], explored=False))
-            for size in spec.batch_sizes
+            for size in self.job.spec.batch_sizes
         ]
-        best_cost = None if best is None else found[best].mean
-        regret = _regret(self.job, self._trials.values(), best_cost)
-        return Analysis(estimates, self.excluded, best, best_cost, regret)
+
+    @property
+    def best_cost(self) -> float | None:
+        """Expected cost of the best size, J."""
+        best = self.best
+        return next((one.mean for one in self.estimates if one.batch_size == best), None)
+
+    @property
+    def regret(self) -> list[tuple[int, float, float]]:
+        """After each trial, in the order in which they ended, its number, its cost, and the cost of
+        all so far, less the best cost for each that reached the target, J; empty while no best cost
+        is known.
+        """
+        best_cost, spent, found = self.best_cost, 0.0, []
+        if best_cost is None:
+            return []
+        ended = (trial for trial in self._trials.values() if not trial.running)
+        for trial in sorted(ended, key=lambda trial: trial.order):
+            cost = self.job.cost(trial.energy, trial.time)
+            spent += cost - (best_cost if trial.converged else 0.0)
+            found.append((trial.number, cost, spent))
+        return found
 
     def knowledge(self) -> Knowledge | None:
         """Returns the knowledge for the same job on another GPU."""
@@ -286,16 +284,11 @@ def measured(costs: Mapping[int, Sequence[float]], runs: Mapping[int, int]) -> l
         draws = np.random.default_rng(0).normal(means, errors, (_DRAWS, len(known)))
         wins = np.bincount(draws.argmin(axis=1), minlength=len(known)) / _DRAWS
         for size, mean, error, best in zip(known, means, errors, wins, strict=True):
-            low, high = mean - _NORMAL_95 * error, mean + _NORMAL_95 * error
-            found[size] = Estimate(
-                size, float(mean), float(low), float(high), float(best), runs[size]
-            )
+            low = high = None
+            if len(costs[size]) > 1:  # after one run it is not known how much they differ
+                low, high = (float(mean + side * _NORMAL_95 * error) for side in (-1, 1))
+            found[size] = Estimate(size, float(mean), low, high, float(best), runs[size])
     return list(found.values())
-
-
-def analyze(job: JobRecord, trials: Sequence[Trial]) -> Analysis:
-    """Analyzes a job; see `Known.analyze`."""
-    return Known(job, trials).analyze()
 
 
 def policy_of(spec: CreatedJob, seed: int = 0, released: int = 0) -> BatchSizeOptimizer:
@@ -350,16 +343,3 @@ def _utilization(job: JobRecord, trial: Trial) -> float | None:
     if time <= 0:
         return None
     return min(1.0, (trial.energy - trial.overhead_energy) / (time * job.spec.max_power))
-
-
-def _regret(
-    job: JobRecord, trials: Iterable[Trial], best_cost: float | None
-) -> list[tuple[int, float, float]]:
-    if best_cost is None:
-        return []
-    spent, found = 0.0, []
-    for trial in sorted((one for one in trials if not one.running), key=lambda trial: trial.order):
-        cost = job.cost(trial.energy, trial.time)
-        spent += cost - (best_cost if trial.converged else 0.0)
-        found.append((trial.number, cost, spent))
-    return found

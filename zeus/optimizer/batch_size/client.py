@@ -35,7 +35,7 @@ from zeus.optimizer.batch_size.exceptions import (
 from zeus.optimizer.batch_size.link import Link, may_pass, patiently
 from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.run import ActiveRun
-from zeus.policy.stopping import Used
+from zeus.policy.recurrence import Used
 from zeus.utils import framework
 from zeus.utils.atomic import write_text
 from zeus.utils.configured import OfProcess

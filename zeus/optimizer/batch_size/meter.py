@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from zeus.policy.stopping import Used
+from zeus.policy.recurrence import Used
 
 if TYPE_CHECKING:
     from zeus.monitor import Measurement, ZeusMonitor

@@ -24,7 +24,7 @@ from zeus.optimizer.batch_size.endings import Endings, reason_of
 from zeus.optimizer.batch_size.link import Link
 from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, reported
-from zeus.policy.stopping import Used
+from zeus.policy.recurrence import Used
 from zeus.utils.guard import guarded
 
 log = logging.getLogger(__name__)

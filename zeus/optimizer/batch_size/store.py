@@ -147,7 +147,7 @@ class Store(Trials):
                     again = alive(trial_of(row), now_s)
                     writing.change(trial_of(row), again)
                     writing.close()
-                    return _new(job_id, key, again, known.now(connection, job).best())
+                    return _new(job_id, key, again, known.now(connection, job).best)
                 # Read from the database: a heartbeat is no change that the cache knows of.
                 writing.mark_lost(trials_of(connection, job_id, "running"))
                 now = known.now(connection, replace(job, changes=writing.next_change - 1))
@@ -161,7 +161,7 @@ class Store(Trials):
                 begun = Trial(number, start.batch_size, now_s, now_s, lease, bound)
                 writing.add(begun, key)
                 writing.close(trials=number)
-                return _new(job_id, key, begun, now.best())
+                return _new(job_id, key, begun, now.best)
 
             begun = self._database.write(work)
         if isinstance(begun, ZeusBSORuntimeError):

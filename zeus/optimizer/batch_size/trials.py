@@ -21,7 +21,7 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.policy.knowledge import Knowledge
-from zeus.policy.stopping import (
+from zeus.policy.recurrence import (
     Used,
     Verdict,
     after_another_epoch,

@@ -51,7 +51,7 @@ class LimitEstimate(Setting):
     Attributes:
         time_s: Seconds per step.
         energy_j: Joules per step, of all GPUs together.
-        time_error: Standard deviation of `time_s`, as a fraction of it.
+        time_error: Standard deviation of `time_s`, as a fraction of it; nan: unknown.
         energy_error: The same of `energy_j`.
         steps: Number of steps measured at it.
         time_ratio_error: Standard deviation of its time over the highest limit's, as a fraction:

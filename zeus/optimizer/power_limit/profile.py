@@ -6,6 +6,7 @@ ends in `.partial`.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +122,16 @@ class Profile(BaseModel):
         return None
 
     def estimates(self) -> tuple[LimitEstimate, ...]:
-        """Returns the measurements as those of a step, from the highest limit on."""
+        """Returns the measurements as those of a step, from the highest limit on; the file does not
+        say how far they are off.
+        """
         found = [
             LimitEstimate(
                 round(one.power_limit * 1000),
                 one.time,
                 one.energy,
-                0.0,
-                0.0,
+                math.nan,
+                math.nan,
                 1,
                 beside=beside(one.named),
             )

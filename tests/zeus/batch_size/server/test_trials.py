@@ -14,7 +14,7 @@ from tests import seeds
 from tests.zeus.batch_size.server.training import EPOCHS, MAX_POWER, convex, spec
 from zeus.job import Job
 from zeus.optimizer.batch_size import choosing
-from zeus.optimizer.batch_size.choosing import Known, analyze
+from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.common import CreatedJob, TrainingResult
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
@@ -194,7 +194,7 @@ def test_each_policy_finds_the_best_size(policy: Any) -> None:
     assert log[0].batch_size == 64 or policy == "gts"
     # `gp` may look at a size that it never tried as late as that.
     assert [trial.batch_size for trial in log[-10:]].count(32) >= 9
-    found = analyze(record, log)
+    found = Known(record, log)
     assert found.best == 32
     assert found.best_cost == pytest.approx(1000, rel=0.05)
     chances = {one.batch_size: one.probability_best for one in found.estimates}
@@ -254,7 +254,7 @@ def test_a_job_whose_every_run_crashes_ends_with_one_message(policy: Any, end: A
             log.append(over(choose(record, log, number).batch_size, number, end))
     assert refused.value.status == 409
     assert len(log) <= 6 * choosing.SILENT
-    found = analyze(record, log)
+    found = Known(record, log)
     assert found.best is None
     assert list(found.excluded) == record.spec.batch_sizes
     released = dataclasses.replace(record, released=len(log))
@@ -303,7 +303,7 @@ def test_regret_is_the_cost_beyond_the_best() -> None:
         over(8, 4, cost=700.0, converged=False),
         began(5, 32),
     ]
-    found = analyze(job(policy="pruning-gts"), log)
+    found = Known(job(policy="pruning-gts"), log)
     assert found.best == 32
     assert found.best_cost == pytest.approx(1000.0)
     assert [number for number, _, _ in found.regret] == [1, 2, 3, 4]
@@ -316,8 +316,9 @@ def test_a_policy_without_a_model_is_estimated_by_the_runs_of_each_size() -> Non
         *(over(64, n, cost=1000.0 + 20 * n) for n in range(4)),
         *(over(32, 4 + n, cost=1000.0 + 40 * n) for n in range(4)),
         over(16, 8, converged=False),
+        over(128, 9, cost=5000.0),
     ]
-    found = analyze(job(policy="gts"), log)
+    found = Known(job(policy="gts"), log)
     assert [one.batch_size for one in found.estimates] == job().spec.batch_sizes
     of = {one.batch_size: one for one in found.estimates}
     assert (of[64].mean, of[32].mean) == (pytest.approx(1030.0), pytest.approx(1060.0))
@@ -330,6 +331,8 @@ def test_a_policy_without_a_model_is_estimated_by_the_runs_of_each_size() -> Non
     assert of[64].probability_best > 0.8 > of[32].probability_best > 0
     assert sum(one.probability_best for one in found.estimates) == pytest.approx(1)
     assert (of[16].mean, of[16].runs, of[8].runs) == (None, 1, 0)
+    one = of[128]  # how much runs differ is not known after one
+    assert (one.mean, one.low, one.high) == (pytest.approx(5000.0), None, None)
     assert (found.best, found.best_cost) == (64, of[64].mean)
 
 
@@ -359,14 +362,14 @@ def test_a_policy_needs_no_more_than_the_required_methods(monkeypatch: pytest.Mo
         assert start.batch_size == record.spec.batch_sizes[number - 1]
         log.append(over(start.batch_size, number))
     assert start.cost_bound == pytest.approx(2000.0)  # by the cheapest run
-    found = analyze(record, [*log, over(8, 7, "oom")])
+    found = Known(record, [*log, over(8, 7, "oom")])
     assert found.best is None  # all sizes are at least as large
-    assert analyze(record, log).best == 32
+    assert Known(record, log).best == 32
 
 
 def test_runs_of_sizes_that_are_out_are_still_known() -> None:
     log = [over(64, 1), over(32, 2), over(32, 3, "failed"), over(32, 4, "failed")]
-    found = analyze(job(), log)
+    found = Known(job(), log)
     of = {one.batch_size: one for one in found.estimates}
     assert of[32].runs == 1
     assert not of[32].explored

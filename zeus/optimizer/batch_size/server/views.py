@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from zeus.optimizer.batch_size.choosing import analyze
+from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.rows import TrialGroup
 from zeus.optimizer.batch_size.trials import STATUSES, JobRecord, Trial
 
@@ -56,7 +56,7 @@ def mean_costs(job: JobRecord, groups: Sequence[Trial | TrialGroup]) -> dict[int
 
 def detail(job: JobRecord, trials: Sequence[Trial], now_s: float) -> dict[str, Any]:
     """A job's details."""
-    found, costs = analyze(job, trials), mean_costs(job, trials)
+    found, costs = Known(job, trials), mean_costs(job, trials)
     estimates = [
         {
             "batch_size": one.batch_size,
