@@ -29,6 +29,7 @@ from tests import snippets
 from tests.docs.built import Site
 from tests.snippets import ROOT
 from tests.support import RunningDaemon, running_daemon
+from zeus.run.settings import Settings
 from zeus_ipc import __version__
 from zeus_ipc.socket_transport import SocketTransport
 from zeusctl.cli import cli
@@ -273,7 +274,9 @@ def test_every_environment_variable_is_there(site: Site) -> None:
     text = site.text("reference/environment/") + site.text("reference/servers/")
     words = set(re.findall(r"[A-Z][A-Z0-9_]+", text))
     ours = {name for name in found if name.startswith("ZEUS")}
-    assert {"ZEUSD_SOCK_PATH", "ZEUS_STALL_TIMEOUT_S", "ZEUS_TARGET_METRIC"} <= ours
+    assert {"ZEUSD_SOCK_PATH", "ZEUS_STALL_TIMEOUT_S", "ZEUS_BSO_TOKEN"} <= ours
+    settings = Settings(target_metric=0.5).to_env()
+    assert set(settings) <= words
     assert {"CUDA_VISIBLE_DEVICES", "NO_COLOR"} <= found
     # Variables that are set for others, and not by users.
     assert found - words - {"ZEUS_BSO_", "ZEUS_PFO_", "PYDANTIC_DISABLE_PLUGINS"} == set()

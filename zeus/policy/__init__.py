@@ -11,12 +11,14 @@ from zeus.utils.lazy import lazily
 if TYPE_CHECKING:
     from zeus.policy.gp import GPBatchSizeOptimizer as GPBatchSizeOptimizer
     from zeus.policy.mab import GaussianTS as GaussianTS
+    from zeus.policy.make import POLICIES as POLICIES
     from zeus.policy.make import make_policy as make_policy
     from zeus.policy.pruning import GTSBatchSizeOptimizer as GTSBatchSizeOptimizer
     from zeus.policy.pruning import PruningExploreManager as PruningExploreManager
     from zeus.policy.pruning import PruningGTSBatchSizeOptimizer as PruningGTSBatchSizeOptimizer
 
 __all__ = [
+    "POLICIES",
     "BatchSizeOptimizer",
     "Estimate",
     "GPBatchSizeOptimizer",
@@ -37,6 +39,7 @@ __getattr__ = lazily(
         "GPBatchSizeOptimizer": "gp",
         "GTSBatchSizeOptimizer": "pruning",
         "GaussianTS": "mab",
+        "POLICIES": "make",
         "PruningExploreManager": "pruning",
         "PruningGTSBatchSizeOptimizer": "pruning",
         "make_policy": "make",

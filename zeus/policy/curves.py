@@ -48,18 +48,17 @@ class Tally:
 
     __slots__ = ("count", "mean", "scatter")
 
-    def __init__(self, count: float = 0.0, mean: float = 0.0, scatter: float = 0.0) -> None:
+    def __init__(self, count: int = 0, mean: float = 0.0, scatter: float = 0.0) -> None:
         self.count = count
         self.mean = mean
         self.scatter = scatter
         """Sum of the squared distances from the mean."""
 
-    def and_also(self, value: float, weight: float = 1.0) -> Tally:
-        """With another value, which may count for less than one."""
-        count = self.count + weight
+    def and_also(self, value: float) -> Tally:
+        """With another value."""
         off = value - self.mean
-        mean = self.mean + off * weight / count
-        return Tally(count, mean, self.scatter + weight * off * (value - mean))
+        mean = self.mean + off / (self.count + 1)
+        return Tally(self.count + 1, mean, self.scatter + off * (value - mean))
 
 
 class CurveModel:
@@ -150,12 +149,6 @@ class Belief:
         self.noise_variance = noise_variance
         self.mean: Array = np.asarray(np.tensordot(weights, courses, axes=3), np.float64)
         """Of the curve, shape (sizes,)."""
-
-    def variance(self, at: int) -> float:
-        """Of the curve at one size."""
-        within = (self._weights.sum(axis=2) * self._covariances[..., at, at]).sum()
-        between = (self._weights * (self._courses[..., at] - self.mean[at]) ** 2).sum()
-        return float(within + between)
 
     def draw(self, rng: np.random.Generator, draws: int) -> Array:
         """Curves that may be, shape (draws, sizes)."""

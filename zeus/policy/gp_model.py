@@ -2,8 +2,8 @@
 
 The logarithm of a run's cost is the sum of two curves over the batch size, the cost of an epoch and
 the epochs to the target; and a coin decides whether the run reaches the target at all. A run that
-misses the target counts against it, one that was stopped for its cost only as far as the cost does
-not explain it; a size that had reached the target may then have become costlier.
+misses the target counts against it, but for one that was stopped for its cost with a size that had
+reached the target: that has become costlier.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ _KNEES = np.arange(-9.0, 10.0, dtype=np.float64)
 _MISSED = 0.3
 """Where a size that has reached the target is given up for its cost, it is taken to have needed
 e^0.3 = 1.35 times its bound."""
-
-_CHANGED = 0.02
-"""Probability that a run costs more than its bound because the job has changed since."""
 
 _TINY = 1e-9
 
@@ -84,11 +81,9 @@ class Model:
         self._epoch_curve, self._epochs_curve = _curves(x, apart, elsewhere)
         self._epoch: dict[int, Tally] = {}
         self._epochs: dict[int, Tally] = {}
-        # Logarithms of the bounds of runs that were stopped for their cost.
-        self._dear: dict[int, Tally] = {}
         self._reached, self._failed = np.zeros(len(x)), np.zeros(len(x))
         self._reached_too: Array = np.zeros(len(x))
-        self._missed_too: Array = np.zeros(len(x))
+        self._missed_too: Array = np.zeros(len(x))  # of which other GPUs are not told
         if elsewhere is not None:
             self._reached_too, self._missed_too = (
                 np.minimum(_RUNS_ELSEWHERE * runs, _MOST_ELSEWHERE)
@@ -116,8 +111,12 @@ class Model:
                 self._epochs_level = epochs
             _add(self._epochs, at, epochs - self._epochs_level)
             self._reached[at] += 1
+        elif run.stopped_by_cost and not self._reached[at]:
+            self._missed_too[at] += 1  # not elsewhere, where it may cost less
         elif run.stopped_by_cost and run.cost_bound is not None:
-            _add(self._dear, at, math.log(max(run.cost_bound, _TINY)))
+            epoch = (self._epoch_level or 0.0) + self._epoch[at].mean if self._apart else 0.0
+            epochs = math.log(max(run.cost_bound, _TINY)) - epoch + _MISSED
+            _add(self._epochs, at, epochs - (self._epochs_level or 0.0))
         else:
             self._failed[at] += 1
 
@@ -130,44 +129,14 @@ class Model:
         if self._epoch_curve is not None:
             evidence = _evidence(self._x, utilization, len(self._epoch_curve.log_weights))
             epoch = self._epoch_curve.learn(self._epoch, evidence)
-        bounds: dict[int, Tally] = {}
-        for at, tally in self._dear.items():
-            of_epoch = 0.0 if epoch is None else epoch_level + float(epoch.mean[at])
-            bounds[at] = Tally(tally.count, tally.mean - of_epoch - epochs_level)
-        tallies, missed = self._explain(bounds)
         return GPFit(
             epoch_level + epochs_level,
             epoch,
-            tallies,
+            dict(self._epochs),
             self._epochs_curve,
-            Reach(self._reached, missed, self._reached_too, self._missed_too),
+            Reach(self._reached, self._failed, self._reached_too, self._missed_too),
             None if epoch is None else math.log(self._max_epochs) - epochs_level,
         )
-
-    def _explain(self, bounds: dict[int, Tally]) -> tuple[dict[int, Tally], Array]:
-        """The values of the epochs' curve, and the coins that came up wrong.
-
-        A run that was stopped for its cost counts as one of these as far as its cost does not
-        explain it; a size that has reached the target before may have become costlier.
-
-        Args:
-            bounds: Logarithms of what the runs that were stopped would have taken at least.
-        """
-        tallies, missed = dict(self._epochs), self._failed.copy()
-        if not bounds:
-            return tallies, missed
-        believed = self._epochs_curve.learn(tallies)
-        reach = Reach(self._reached, self._failed, self._reached_too, self._missed_too)
-        for at, bound in bounds.items():
-            q, mean = float(reach.mean[at]), float(believed.mean[at])
-            spread = math.sqrt(2 * (believed.variance(at) + believed.noise_variance))
-            above = max(_CHANGED, 0.5 * math.erfc((bound.mean - mean) / spread))
-            either = 1 - q + q * above
-            missed[at] += bound.count * (1 - q) / either
-            if self._reached[at]:
-                value = max(bound.mean, mean) + _MISSED
-                _add(tallies, at, value, bound.count * q * above / either)
-        return tallies, missed
 
 
 @dataclass(frozen=True)
@@ -234,8 +203,8 @@ class GPFit:
         return replace(self, tallies=more)
 
 
-def _add(tallies: dict[int, Tally], at: int, value: float, weight: float = 1.0) -> None:
-    tallies[at] = tallies.get(at, Tally()).and_also(value, weight)
+def _add(tallies: dict[int, Tally], at: int, value: float) -> None:
+    tallies[at] = tallies.get(at, Tally()).and_also(value)
 
 
 def _with_shape(

@@ -87,7 +87,7 @@ PAGES = {
     "reference/api/policy.md": Page(
         "zeus.policy",
         "Policies that choose batch sizes and power limits.",
-        ("zeus.policy",),
+        ("zeus.policy", "zeus.policy.interface"),
     ),
     "reference/api/simulate.md": Page(
         "zeus.simulate",

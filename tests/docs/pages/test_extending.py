@@ -16,6 +16,7 @@ from tests.snippets import every
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
 from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer, OptimumSelector
+from zeus.policy import POLICIES, make_policy
 from zeusd.devices.simulated import Work
 
 DISTRIBUTED = DOCS / "train" / "distributed.md"
@@ -176,11 +177,17 @@ def test_a_rank_that_raises_ends_the_search_and_not_training(node: VirtualNode, 
 # -------------------------------------------------------------------------------------- schedulers
 
 
-def test_a_custom_policy_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
-    policy, simulation, _ = snippets.of(SCHEDULER)
-    simulation.run(**_names(policy.run()))
+def test_a_custom_policy_is_simulated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, simulation, naming, _ = snippets.of(SCHEDULER)
+    names = _names(policy.run())
+    simulation.run(**names)
     (shown,) = (block.source for block in every(SCHEDULER) if block.language == "text")
     assert capsys.readouterr().out == shown
+    monkeypatch.setitem(POLICIES, "once-each", lambda seed: make_policy("gp"))
+    naming.run(**names)
+    assert make_policy("once-each").name == "once-each"
 
 
 def test_an_agent_shares_a_budget_out(monkeypatch: pytest.MonkeyPatch) -> None:

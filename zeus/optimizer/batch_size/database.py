@@ -97,6 +97,7 @@ class Database:
 
     def __init__(self, name: str | Path, *, echo: bool = False) -> None:
         self.path = path_of(name)
+        self._file = Path(self.path).absolute()  # though the program may change its folder
         self._echo = echo
         self._idle: deque[sqlite3.Connection] = deque()
         folder = Path(self.path).parent
@@ -166,7 +167,7 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            self._file, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA foreign_keys=ON")

@@ -103,6 +103,22 @@ def test_a_database_that_cannot_be_used_is_reported_in_one_sentence(tmp_path: Pa
         assert "\n" not in told.value.message
 
 
+def test_a_relative_name_is_of_the_folder_in_which_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    database = Database("bso.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+
+    def on_another_connection(connection: Any) -> int:
+        return len(database.read(lambda other: other.execute("SELECT * FROM jobs").fetchall()))
+
+    assert database.read(on_another_connection) == 0
+    assert list(Path().iterdir()) == []
+    database.close()
+
+
 def test_a_writer_that_waits_for_another_gets_its_turn(tmp_path: Path) -> None:
     database = Database(tmp_path / "bso.db")
     other = sqlite3.connect(tmp_path / "bso.db", isolation_level=None, check_same_thread=False)

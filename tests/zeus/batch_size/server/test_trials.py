@@ -13,12 +13,12 @@ import pytest
 from tests import seeds
 from tests.zeus.batch_size.server.training import EPOCHS, MAX_POWER, convex, spec
 from zeus.job import Job
-from zeus.optimizer.batch_size import choosing
-from zeus.optimizer.batch_size.choosing import Known
+from zeus.optimizer.batch_size.choosing import SILENT, Known
 from zeus.optimizer.batch_size.common import CreatedJob, TrainingResult
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy import BatchSizeOptimizer
+from zeus.policy.make import POLICIES
 from zeus.policy.recurrence import Start
 
 
@@ -253,7 +253,7 @@ def test_a_job_whose_every_run_crashes_ends_with_one_message(policy: Any, end: A
         for number in range(1, 100):
             log.append(over(choose(record, log, number).batch_size, number, end))
     assert refused.value.status == 409
-    assert len(log) <= 6 * choosing.SILENT
+    assert len(log) <= 6 * SILENT
     found = Known(record, log)
     assert found.best is None
     assert list(found.excluded) == record.spec.batch_sizes
@@ -354,7 +354,7 @@ class InTurn(BatchSizeOptimizer):
 
 
 def test_a_policy_needs_no_more_than_the_required_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "make_policy", lambda name, **options: InTurn())
+    monkeypatch.setitem(POLICIES, "in-turn", lambda seed: InTurn())
     record = job(policy="in-turn")
     log: list[Trial] = []
     for number in range(1, 7):
