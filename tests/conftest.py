@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -162,10 +163,29 @@ def _unit_of(nodeid: str) -> str:
     return nodeid if path in APART else path
 
 
+def _loggers() -> list[logging.Logger]:
+    found = logging.root.manager.loggerDict.values()
+    return [logging.root, *(one for one in found if isinstance(one, logging.Logger))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _log_levels() -> Iterator[None]:
+    """Levels that a server in this process sets end with the file: other files count records."""
+    before = {one: one.level for one in _loggers()}
+    yield
+    for one in _loggers():
+        if one.level != before.get(one, logging.NOTSET):
+            one.setLevel(before.get(one, logging.NOTSET))
+
+
 def pytest_collection_finish() -> None:
     """What is there before the first test stays: nobody needs to look through it for garbage again,
-    as frameworks have it done after each training.
+    as frameworks have it done after each training. But for levels of logs, which servers set where
+    they are imported.
     """
+    for one in _loggers():
+        if one.name.partition(".")[0] == "zeus":
+            one.setLevel(logging.NOTSET)
     late.collected()
     gc.freeze()
     gc.enable()
