@@ -45,7 +45,7 @@ class Secluded(RunningDaemon):
         self, program: Sequence[str] = ("-m", "zeusd"), imported: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         serve = [sys.executable, *program, "serve", "--socket", self.socket]
-        serve += ["--state-dir", str(self.state_dir), "--log-format", "json", *self._arguments]
+        serve += ["--state-dir", str(self.state_dir), "--log-format", "json", *self.arguments]
         folder = shlex.quote(str(self.directory))
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
