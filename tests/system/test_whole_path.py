@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_nvml.double import Call, NvmlDouble
+from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
     ALL_MAY,
     NOBODY,
@@ -71,6 +71,13 @@ def tried(choice_mw: int) -> list[int]:
     return [200_000, 150_000, last, *([choice_mw] if choice_mw != last else [])]
 
 
+def restores(choice_mw: int) -> list[tuple[str, int]]:
+    """What goes back at the end; which of them first is not promised. The highest limit is the
+    initial one."""
+    limit = [] if choice_mw == 250_000 else [(SET_LIMIT, 250_000)]
+    return [("nvmlDeviceSetPersistenceMode", 0), *limit]
+
+
 @pytest.fixture
 def node() -> Iterator[tuple[RunningDaemon, NvmlDouble, Path]]:
     """zeusd on the C library with two GPUs, as this test's user; only root may set there."""
@@ -113,28 +120,23 @@ def test_an_unprivileged_job_finds_its_limit_and_every_write_is_recorded(
     assert double.limit_mw(0) == chosen_mw(told)
     training.stdin.close()
     assert training.wait(30) == 0
-    wait_for(lambda: len(double.calls()) >= 3 + len(limits), "both controls to be back")
+    back = restores(chosen_mw(told))
+    wait_for(lambda: len(double.calls()) >= 1 + len(limits) + len(back), "all to be back")
     assert double.limit_mw(0) == 250_000
 
     calls = double.calls()
-    assert [(call.symbol, call.arguments[0]) for call in calls] == [
+    written = [(call.symbol, call.arguments[0]) for call in calls]
+    assert written[: -len(back)] == [
         ("nvmlDeviceSetPersistenceMode", 1),
         *((SET_LIMIT, limit) for limit in limits),
-        *_restores(calls),
     ]
+    assert sorted(written[-len(back) :]) == back
     assert {call.gpu for call in calls} == {0}
     assert {call.result for call in calls} == {0}
     assert {(call.pid, call.uid) for call in calls} == {(daemon.process.pid, os.getuid())}
     assert double.limit_mw(1) == 250_000
     profile = json.loads((directory / "job" / "profile.json").read_text())
     assert [one["power_limit"] for one in profile["measurements"]] == [250, 200, 150, 100]
-
-
-def _restores(calls: list[Call]) -> list[tuple[str, int]]:
-    """Both controls go back at the end; which of them first is not promised."""
-    last = [(call.symbol, call.arguments[0]) for call in calls[-2:]]
-    assert sorted(last) == [("nvmlDeviceSetPersistenceMode", 0), (SET_LIMIT, 250_000)]
-    return last
 
 
 def test_killing_the_job_restores_the_limit_although_its_workers_keep_running(
@@ -170,11 +172,12 @@ def test_a_job_that_makes_no_more_steps_loses_its_limit(
     wait_for(lambda: daemon.records("reloaded"), "the shorter leases")
     training = job(daemon, directory)
     assert training.stdout is not None
-    assert json.loads(training.stdout.readline())["state"] == "Done"  # and it keeps running
+    told = json.loads(training.stdout.readline())
+    assert told["state"] == "Done"  # and it keeps running
     wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
     assert training.poll() is None
-    restores = daemon.wait_for_records("restore", 2)  # of the limit and of persistence mode
-    assert {one["reason"] for one in restores} == {"expired"}
+    records = daemon.wait_for_records("restore", len(restores(chosen_mw(told))))
+    assert {one["reason"] for one in records} == {"expired"}
     training.kill()
     training.wait()
 
@@ -274,7 +277,9 @@ def test_in_process_without_a_daemon(tmp_path: Path) -> None:
         told = json.loads(ran.stdout)
         assert told["optimal_mw"] == chosen_mw(told)
         written = [call.arguments[0] for call in double.calls(SET_LIMIT)]
-        assert written == [*tried(chosen_mw(told)), 250_000]
+        choice_mw = chosen_mw(told)
+        back = [mw for symbol, mw in restores(choice_mw) if symbol == SET_LIMIT]
+        assert written == [*tried(choice_mw), *back]
         assert double.limit_mw(0) == 250_000
         assert not list((tmp_path / "state").iterdir())
 

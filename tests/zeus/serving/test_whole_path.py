@@ -68,11 +68,12 @@ class Engine:
         wait_for(lambda: self.steps >= before + steps, "the engine to go on")
 
     def _run(self) -> None:
+        end_ns = time.monotonic_ns()
         while not self._stop.is_set():
-            begin_ns = time.monotonic_ns()
-            time.sleep(0.01)
+            begin_ns, end_ns = end_ns, end_ns + 10_000_000  # alike, however late they are sent
+            time.sleep(max(0, end_ns - time.monotonic_ns()) / 1e9)
             name = f"r{self.steps // 50}"
-            self._recorder.step(begin_ns, time.monotonic_ns(), [name], [False], [1], [100])
+            self._recorder.step(begin_ns, end_ns, [name], [False], [1], [100])
             self.steps += 1
             if self.steps % 50 == 0:
                 self._recorder.finish(name)
@@ -100,8 +101,9 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(
         thread = threading.Thread(target=service.run)
         thread.start()
         try:
+            wait_for(Path(path).exists, "the ledger's socket")
             with Engine(path) as engine:
-                work_until(daemon, lambda: len(taken) > 25)
+                work_until(daemon, lambda: len(taken) > 25 and engine._recorder.sent > 20)
                 daemon.kill()
                 engine.goes_on()
                 before = len(taken)
