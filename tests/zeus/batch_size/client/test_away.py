@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tenacity
 
 from tests.support import wait_for
 from tests.zeus.batch_size.client.conftest import Optimize
@@ -18,7 +21,19 @@ from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses are short, and between attempts no other time passes, however busy the machine."""
     monkeypatch.setattr(link, "BACKOFF_S", (0.01, 0.02))
+    waited_s = [0.0]
+
+    def pausing(event: threading.Event) -> Callable[[float], None]:
+        def pause(seconds: float) -> None:
+            event.wait(seconds)
+            waited_s[0] += seconds
+
+        return pause
+
+    monkeypatch.setattr(tenacity, "sleep_using_event", pausing)
+    monkeypatch.setattr(tenacity, "time", SimpleNamespace(monotonic=lambda: waited_s[0]))
 
 
 def threads() -> int:

@@ -123,17 +123,26 @@ def test_a_change_for_a_straggler_is_on_disk_before_it_is_sent_to_any_rank(
     assert [one["version"] for one in state["in_force"]] == [2, 1]
 
 
-def test_jobs_without_messages_are_forgotten(serve: Serve, folder: str) -> None:
-    http = serve({"solution_path": folder}, MAX_JOB_IDLE_TIME=2)
+def test_jobs_without_messages_are_forgotten(
+    serve: Serve, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_manager, "FLUSH_S", 0.05)
+    monkeypatch.setattr(job_manager, "CLEANUP_S", 0.1)
+    http = serve({"solution_path": folder}, MAX_JOB_IDLE_TIME=3600)
     idle = register(http)
     kept = register(http)
-    report = {"rank": 0, "iteration": 1, "version": 1}
 
-    def gone() -> bool:
-        ok(http.post(f"/progress/{kept}", json=report))
-        return [job["job_id"] for job in ok(http.get("/jobs"))] == [kept]
+    def passes(seconds: float) -> None:
+        for job in http.app.manager.jobs.values():
+            job.idle_from_s -= seconds
 
-    wait_for(gone, "the idle job to be forgotten")
+    passes(3000)
+    ok(http.post(f"/progress/{kept}", json={"rank": 0, "iteration": 1, "version": 1}))
+    passes(1800)
+    wait_for(
+        lambda: [job["job_id"] for job in ok(http.get("/jobs"))] == [kept],
+        "the idle job to be forgotten",
+    )
     refused(http.get(f"/schedule/{idle}?rank=0"), 404)
     http.__exit__(None, None, None)
     again = serve({"solution_path": folder})
