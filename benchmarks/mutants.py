@@ -127,7 +127,7 @@ def mutable(tree: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
             continue
-        if isinstance(child, ast.keyword) and child.arg in ("strict", "slots"):
+        if isinstance(child, ast.keyword) and child.arg in ("strict", "slots", "frozen"):
             continue  # of `zip` and `dataclass`
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue

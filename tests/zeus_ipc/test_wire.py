@@ -20,8 +20,8 @@ from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
-from zeus_ipc.requests import NOBODY, Request, SetControl, request_adapter
-from zeus_ipc.wire import MAX_REQUEST_BYTES
+from zeus_ipc.requests import NO_END_NS, NOBODY, Request, SetControl, request_adapter
+from zeus_ipc.wire import MAX_REQUEST_BYTES, PROTOCOL_VERSION
 
 ARGUMENTS: dict[str, dict[str, object]] = {
     "state": {"gpus": ["GPU-1"]},
@@ -59,6 +59,29 @@ def test_every_operation_survives_the_wire(op: str) -> None:
     assert request.id == 3
     for name, value in ARGUMENTS.get(op, {}).items():
         assert getattr(request, name) == value
+
+
+DEFAULTS: dict[str, dict[str, object]] = {
+    "timeline": {"domain": "power", "end_ns": NO_END_NS, "limit": 4096},
+    "set": {"block": True},
+    "reset": {"block": True},
+    "release": {"whose": "process"},
+    "set_ceiling": {"control": "power_limit"},
+    "allocate": {"kind": "job", "uid": NOBODY},
+    "deallocate": {"kind": "job"},
+    "usage": {"by": "user", "device": "gpu"},
+    "audit": {"before": 2**62, "limit": 50},
+}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_what_is_omitted_is_zero_or_none_except_here(op: str) -> None:
+    """Clients in other languages rely on it."""
+    fields = OPERATIONS[op].request.model_fields
+    omitted = {name: one.default for name, one in fields.items() if not one.is_required()}
+    assert omitted.pop("v") == PROTOCOL_VERSION
+    assert omitted.pop("op") == op
+    assert {name: value for name, value in omitted.items() if value} == DEFAULTS.get(op, {})
 
 
 class Asked(Exception):
@@ -177,6 +200,23 @@ def test_a_call_asks_for_what_its_arguments_say(
             call(client)
     message = asked.value.args[0]
     assert {name: message.get(name) for name in ("op", *arguments)} == {"op": op, **arguments}
+
+
+def test_what_fails_on_several_gpus_names_each_and_on_one_is_its_error() -> None:
+    held = {"error": {"code": "lease_held", "message": "another holds it"}}
+    found = {"GPU-1": held, "GPU-2": {}, "GPU-3": {"error": {**held["error"], "code": "gpu_lost"}}}
+
+    def answer(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        return {"id": 1, "result": {"gpus": {name: found[name] for name in message["gpus"]}}}
+
+    transport: Any = SimpleNamespace(request=answer, close=lambda: None, used=False)
+    with Client(transport=transport, heartbeat=False) as client:
+        with pytest.raises(errors.SeveralGpusFailed, match="2 GPUs failed; the first: ") as failed:
+            client.persist([*found], ["power_limit"])
+        kinds = {name: type(error) for name, error in failed.value.errors.items()}
+        assert kinds == {"GPU-1": errors.LeaseHeld, "GPU-3": errors.GpuLost}
+        with pytest.raises(errors.LeaseHeld):
+            client.persist("GPU-1", ["power_limit"])
 
 
 def test_a_jobs_name_has_a_greatest_length() -> None:

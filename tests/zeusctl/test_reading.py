@@ -337,6 +337,14 @@ def test_audit_follows(daemon: RunningDaemon) -> None:
 # ------------------------------------------------------------------------------------------- doctor
 
 
+HEALTHY = {
+    "GPUs": "zeusd sees 4 GPUs, simulated",
+    "sampling": "4 devices sampled",
+    "restores": "no restore is pending",
+    "limits": "no GPU is above its site limit",
+}
+
+
 def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -348,8 +356,23 @@ def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPa
     assert found["healthy"] is True
     by_name = {check["name"]: check for check in found["checks"]}
     assert "a program's GPU 0 is GPU 3 here" in by_name["visible"]["found"]
-    assert by_name["sampling"]["found"].startswith("4 devices")
     assert by_name["policy"]["state"] == "ok"
+    told = {name: by_name[name]["found"] for name in HEALTHY}
+    assert told == HEALTHY
+    assert re.fullmatch(r"[\d.]+ [kM]?J charged, 0 GPUs allocated", by_name["ledger"]["found"])
+    limits = "power_limit of GPUs 0, 1, 2, 3; gpu_clocks of GPUs 0, 1, 2; "
+    others = "persistence_mode of GPUs 0, 1, 2, 3; memory_clocks of GPU 2"
+    every = Client.policy
+    for admin, said in (
+        (True, "you administer this node's GPUs"),
+        (False, f"you may change {limits}{others}"),
+    ):
+        monkeypatch.setattr(
+            Client,
+            "policy",
+            lambda client, admin=admin: every(client).model_copy(update={"admin": admin}),
+        )
+        assert f"ok     policy     {said}\n" in ctl("doctor").out
 
 
 @pytest.mark.parametrize("visible", ["7", "0,0", "MIG-1"])
