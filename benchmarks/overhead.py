@@ -1,12 +1,15 @@
 """Measures the cost of measuring: to the training loop, and to the node.
 
     python benchmarks/overhead.py [--seconds N]
+    python benchmarks/overhead.py --against CHECKOUT    # of another commit, such as a git worktree
 
 1. `begin_window` + `end_window` of ZeusMonitor for 1 and 8 GPUs, alternating with reads of each
 GPU's
    energy counter through NVML at both ends.
 2. CPU and memory of zeusd, all its processes together, by the sensors' update period, the number of
    GPUs, and the number of clients that each request one window per second.
+
+With `--against`, zeusd of another commit runs at the same time, on its own stand-in.
 
 The GPUs are the C stand-in for libnvidia-ml, which takes almost no time, so the figures are those
 of zeusd. It needs gcc.
@@ -57,8 +60,13 @@ CASES = [
 ]
 
 
+ROOT = Path(__file__).resolve().parents[1]
+
+
 @contextlib.contextmanager
-def daemon(gpus: int, tick_ms: int) -> Iterator[tuple[subprocess.Popen[bytes], str, Any]]:
+def daemon(
+    gpus: int, tick_ms: int, checkout: Path = ROOT
+) -> Iterator[tuple[subprocess.Popen[bytes], str, Any]]:
     """zeusd on the C library."""
     from tests.fake_nvml.double import NvmlDouble
 
@@ -72,7 +80,9 @@ def daemon(gpus: int, tick_ms: int) -> Iterator[tuple[subprocess.Popen[bytes], s
         command += ["--state-dir", f"{directory}/state", "--log-level", "warning"]
         command += ["--nvml-library", double.library, "--config", str(config)]
         process = subprocess.Popen(
-            command, env={**os.environ, **double.env}, cwd=Path(__file__).resolve().parents[1]
+            command,
+            env={**os.environ, **double.env, "PYTHONPATH": str(checkout)},
+            cwd=checkout,
         )
         try:
             with Client(path) as client:
@@ -95,8 +105,9 @@ def _gpus(count: int, tick_ms: int) -> list[dict[str, Any]]:
     if tick_ms == SAMPLED:
         quick = {"counter_read_us": 0, "counter_slow_every": 0, "idle_mw": 0}
         return [H100 | quick | {"start_ns": now_ns + index * 2_000_000} for index in range(count)]
+    counts = {"tick_ms": tick_ms, "counts_limited": 1}
     return [
-        {"tick_ms": tick_ms, "start_ns": now_ns + (index * 7 * tick_ms * 1_000_000) // (8 * count)}
+        counts | {"start_ns": now_ns + (index * 7 * tick_ms * 1_000_000) // (8 * count)}
         for index in range(count)
     ]
 
@@ -258,13 +269,42 @@ def daemon_table(seconds: float, cases: list[tuple[int, int, int]]) -> None:
         print(f"| {name} | {most} | {seen:.2f} | {verdict} |")
 
 
+def comparison(seconds: float, checkout: Path, rounds: int = 3) -> None:
+    """Prints the CPU of two zeusd that run at the same time."""
+    print("## zeusd beside that of the other commit; CPU in percent of one core\n")
+    print("| GPUs | update ms | other | this | this / other |")
+    print("|--:|--:|--:|--:|--:|")
+    for gpus, tick_ms, _ in (FASTEST, (8, 100, 0), SAMPLED_CASES[0]):
+        other_s = this_s = 0.0
+        for _ in range(rounds):
+            with (
+                daemon(gpus, tick_ms, checkout) as (other, *_),
+                daemon(gpus, tick_ms) as (this, *_),
+            ):
+                time.sleep(SETTLE_S)
+                pids = [with_children(one.pid) for one in (other, this)]
+                before = [usage(one).cpu_s for one in pids]
+                time.sleep(seconds / rounds)
+                spent = [usage(one).cpu_s - begin for one, begin in zip(pids, before, strict=True)]
+            other_s, this_s = other_s + spent[0], this_s + spent[1]
+        print(
+            f"| {gpus} | {tick_ms or '20, sampled'} | {100 * other_s / seconds:.2f} | "
+            f"{100 * this_s / seconds:.2f} | {this_s / other_s:.3f} |",
+            flush=True,
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each daemon")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--goals", action="store_true", help="measure only what has a goal")
+    parser.add_argument("--against", type=Path, help="measure only, beside zeusd of this checkout")
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}\n")
+    if options.against is not None:
+        comparison(options.seconds, options.against.resolve())
+        return 0
     if not options.goals:
         loop_table(options.rounds)
     with_goals = [FASTEST, MOST_CLIENTS, *SAMPLED_CASES]

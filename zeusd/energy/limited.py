@@ -50,9 +50,13 @@ class TimeLimited:
             self._tiers.append(Ring(self.COLUMNS, rows, memory[:size]))
             memory = memory[size:]
         self._offset_ms = [0] * len(REASONS)
-        self._counted_ns = [0] * len(REASONS)
         self.counted_ns: dict[str, int] = {}
         self.read_ns = self.ends_ns
+        # When each was counted last, and its value.
+        self._counted = [
+            (self.ends_ns, self._tiers[0].newest(place) if self.ends_ns else NOT_COUNTED)
+            for place in range(1, len(REASONS) + 1)
+        ]
 
     @property
     def ends_ns(self) -> int:
@@ -66,30 +70,25 @@ class TimeLimited:
         self.read_ns = max(self.read_ns, t_ns)
 
     def _append(self, t_ns: int, counted_ns: Sequence[int | None]) -> None:
-        newest, last_ns = self._tiers[0], self.ends_ns
         counters = zip(REASONS, counted_ns, strict=True)
         self.counted_ns |= {reason: ns for reason, ns in counters if ns is not None}
-        row = [
-            self._continued(place, ns, newest.newest(place + 1) if last_ns else NOT_COUNTED, t_ns)
-            for place, ns in enumerate(counted_ns)
-        ]
+        row = [self._continued(place, ns, t_ns) for place, ns in enumerate(counted_ns)]
         for tier, (period_ns, _) in zip(self._tiers, GRAINS, strict=True):
-            if tier is newest or t_ns // period_ns > tier.newest(0) // period_ns:
+            if tier is self._tiers[0] or t_ns // period_ns > tier.newest(0) // period_ns:
                 tier.append(t_ns, *row)
 
-    def _continued(self, place: int, ns: int | None, last: int, t_ns: int) -> int:
+    def _continued(self, place: int, ns: int | None, t_ns: int) -> int:
         """A counter's next value, which is never lower than its last."""
+        last_ns, last = self._counted[place]
         if ns is None:  # once, a failure; later, the driver has stopped to count it
-            return last if t_ns - self._counted_ns[place] < STALE_NS else NOT_COUNTED
-        self._counted_ns[place] = t_ns
+            return last if t_ns - last_ns < STALE_NS else NOT_COUNTED
         value = (ns // MS + self._offset_ms[place]) % NOT_COUNTED
-        if last == NOT_COUNTED:
-            return value
-        grown_ms = (value - last) % NOT_COUNTED
-        if grown_ms <= (t_ns - self.ends_ns) // MS + SLACK_MS:
-            return value
-        self._offset_ms[place] -= grown_ms
-        return last
+        grown_ms = 0 if last == NOT_COUNTED else (value - last) % NOT_COUNTED
+        if grown_ms > (t_ns - last_ns) // MS + SLACK_MS:
+            self._offset_ms[place] -= grown_ms
+            value = last
+        self._counted[place] = t_ns, value
+        return value
 
     def window(self, begin_ns: int, end_ns: int) -> Iterator[tuple[str, int | None]]:
         """Reasons, and how long each limited the clocks between two times, ms; None: not known.

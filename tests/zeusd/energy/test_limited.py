@@ -124,10 +124,14 @@ def test_a_reading_that_fails_once_is_made_up_for() -> None:
     assert found == {"power": 4_000}
 
 
-def test_a_counter_that_the_driver_has_stopped_is_not_known_from_then_on() -> None:
+@pytest.mark.parametrize(("more_s", "in_all_ms"), [(0, 11_000), (5_000, 5_000)])
+def test_a_counter_that_the_driver_has_stopped_is_not_known_from_then_on(
+    more_s: int, in_all_ms: int
+) -> None:
+    """It counts again from second 9 on: from what it had, or from more than can have passed."""
     limited = history()
-    for second in range(12):  # it counts again from second 9 on, from what it had
-        power_ns = None if 4 <= second < 9 else second * SECOND_NS
+    for second in range(12):
+        power_ns = None if 4 <= second < 9 else (second + more_s * (second >= 9)) * SECOND_NS
         limited.add(START_NS + second * SECOND_NS, [power_ns, 0, None, None, None])
         stopped = 6 <= second < 9
         recent = dict(limited.window(START_NS, START_NS + second * SECOND_NS))
@@ -138,7 +142,7 @@ def test_a_counter_that_the_driver_has_stopped_is_not_known_from_then_on() -> No
         )["power"]
         for begin, end in ((0, 3), (0, 7), (7, 10), (9, 11), (0, 11))
     }
-    assert found == {(0, 3): 3_000, (0, 7): None, (7, 10): None, (9, 11): 2_000, (0, 11): 11_000}
+    assert found == {(0, 3): 3_000, (0, 7): None, (7, 10): None, (9, 11): 2_000, (0, 11): in_all_ms}
 
 
 def test_it_is_known_when_the_counters_were_asked_for_even_if_there_were_none() -> None:
