@@ -220,7 +220,7 @@ class Coverage:
         """Those that executed its line, the quickest first, as many as fit."""
         contexts = self._files.get(mutant.path, {}).get("contexts", {}).get(str(mutant.line), [])
         names = {*contexts} & {*self.seconds}
-        if "" in contexts and not names:  # while modules were imported: whoever runs the file
+        if "" in contexts and not names:  # while it was imported: all that run the file
             lines = self._files[mutant.path]["contexts"].values()
             names = {name for line in lines for name in line if name in self.seconds}
         chosen, left_s = [], patience_s
