@@ -89,7 +89,7 @@ def other_agents_check(proc: Path = PROC) -> Iterator[Check]:
 
 def profiles_check(folder: Path = CAPABILITIES, devices: Path = Path("/dev")) -> Iterator[Check]:
     """Yields who may change workload power profiles without zeusd, by a capability of the driver:
-    whoever may read its device file.
+    all who may read its device file.
     """
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))

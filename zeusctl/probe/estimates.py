@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from zeus_ipc.controls import MAX_MHZ
-from zeusd.energy.probed.report import Estimates, OperatingPoint
+from zeusd.energy.probed.report import EstimatedPoint, Estimates
 
 _OBSERVES, _PREDICTS = 0, 1
 """Types of controllers: one observes the work, and estimates it at other clocks of the memory; the
@@ -24,8 +24,8 @@ def estimates_of(filled: Any) -> Estimates:
     What is not marked as valid, or in no plausible range, is left out.
     """
     found: dict[str, Any] = {"samples": int(filled.numSamples)}
-    observed: list[OperatingPoint] = []
-    predicted: list[OperatingPoint] = []
+    observed: list[EstimatedPoint] = []
+    predicted: list[EstimatedPoint] = []
     for sample in filled.samples[: filled.numSamples]:
         for one in sample.controllerData[: sample.numControllerData]:
             if one.controllerType == _OBSERVES and one.data.dlppc2x.observedMetrics.bValid:
@@ -48,7 +48,7 @@ def estimates_of(filled: Any) -> Estimates:
     return Estimates(**found, points=[*observed, *predicted])
 
 
-def _rails(found: Iterable[Any]) -> Iterator[OperatingPoint]:
+def _rails(found: Iterable[Any]) -> Iterator[EstimatedPoint]:
     for one in found:
         khz, mw = one.coreRail.rails[0].freqkHz, one.tgpPwrTuple.pwrmW
         point = _point(khz, mw, one.fbRail.freqkHz, one.perfMetrics.perfms)
@@ -58,9 +58,9 @@ def _rails(found: Iterable[Any]) -> Iterator[OperatingPoint]:
 
 def _point(
     khz: int, mw: int, memory_khz: int | None = None, time_ms: int | None = None
-) -> OperatingPoint | None:
+) -> EstimatedPoint | None:
     """A point; None: it is in no plausible range, as where the driver fills another structure."""
     mhz, memory_mhz = khz // 1000, (memory_khz or 0) // 1000
     if not (0 < mhz <= MAX_MHZ and memory_mhz <= MAX_MHZ and 0 < mw <= _MAX_MW):
         return None
-    return OperatingPoint(mhz, memory_mhz or None, mw / 1000, time_ms)
+    return EstimatedPoint(mhz, memory_mhz or None, mw / 1000, time_ms)

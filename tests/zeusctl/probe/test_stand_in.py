@@ -21,7 +21,7 @@ from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.energy.probed.compare import compare
-from zeusd.energy.probed.report import Estimates, OperatingPoint
+from zeusd.energy.probed.report import EstimatedPoint, Estimates
 
 SHORT = ProbeTiming(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
 
@@ -214,11 +214,11 @@ def test_a_gpu_says_what_it_is_part_of_or_that_it_does_not_know(
     }
     found = rack.estimates
     assert found is not None
-    assert (found.samples, found.observed) == (2, OperatingPoint(1210, 2619, 363.0, 82))
-    curve = [OperatingPoint(mhz, None, mhz / 5 + 200, None) for mhz in (1000, 2000, 3000)]
-    assert found.points == [OperatingPoint(1100, 1593, 330.0, 90), *curve]
-    assert found.most_efficient == OperatingPoint(1000, None, 400.0, None)
-    assert found.fastest == OperatingPoint(1980, None, 700.0, None)
+    assert (found.samples, found.observed) == (2, EstimatedPoint(1210, 2619, 363.0, 82))
+    curve = [EstimatedPoint(mhz, None, mhz / 5 + 200, None) for mhz in (1000, 2000, 3000)]
+    assert found.points == [EstimatedPoint(1100, 1593, 330.0, 90), *curve]
+    assert found.most_efficient == EstimatedPoint(1000, None, 400.0, None)
+    assert found.fastest == EstimatedPoint(1980, None, 700.0, None)
     assert found.headroom_w == 25.5
     assert alone.estimates is None
     assert alone.place == {"fabric": {"state": 0, "status": 0, "clique": 0, "health": 0}}

@@ -106,7 +106,7 @@ class ProbedState:
 
 
 @dataclass(frozen=True)
-class OperatingPoint:
+class EstimatedPoint:
     """A GPU's power at a clock."""
 
     gpu_mhz: int
@@ -122,11 +122,11 @@ class Estimates:
 
     samples: int
     """How many it has."""
-    points: list[OperatingPoint]
-    observed: OperatingPoint | None = None
+    points: list[EstimatedPoint]
+    observed: EstimatedPoint | None = None
     """Not estimated, but seen."""
-    most_efficient: OperatingPoint | None = None
-    fastest: OperatingPoint | None = None
+    most_efficient: EstimatedPoint | None = None
+    fastest: EstimatedPoint | None = None
     headroom_w: float | None = None
     """Below the power limit."""
 
