@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from zeus_ipc.text import count, table
 from zeusd.energy.probed.compare import compare, model_of
 from zeusd.energy.probed.period import UpdatePeriod
-from zeusd.energy.probed.report import Estimates, OperatingPoint, ProbedGpu, ProbeReport
+from zeusd.energy.probed.report import EstimatedPoint, Estimates, ProbedGpu, ProbeReport
 
 _LATENCIES = (
     *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),
@@ -146,7 +146,7 @@ def _estimated(found: Estimates) -> Iterator[str]:
         yield f"headroom {found.headroom_w:.1f} W"
 
 
-def _at(point: OperatingPoint) -> str:
+def _at(point: EstimatedPoint) -> str:
     return f"{point.power_w:.1f} W at {point.gpu_mhz} MHz"
 
 
