@@ -126,8 +126,7 @@ class CurveModel:
         weights /= weights.sum()
         gain_t = np.swapaxes(gain, 2, 3)
         courses = self._shapes + np.swapaxes(gain_t @ white, 2, 3)
-        noise_variance = float((weights.sum(axis=(0, 2)) * self._noises**2).sum())
-        return Belief(weights, courses, self._covariances[:, None] - gain_t @ gain, noise_variance)
+        return Belief(weights, courses, self._covariances[:, None] - gain_t @ gain)
 
 
 class Belief:
@@ -137,16 +136,12 @@ class Belief:
         weights: Of the hypotheses, shape (deviations, noises, shapes); their sum is 1.
         courses: Mean of each, shape (deviations, noises, shapes, sizes).
         covariances: Of each, shape (deviations, noises, sizes, sizes).
-        noise_variance: Of one value.
     """
 
-    def __init__(
-        self, weights: Array, courses: Array, covariances: Array, noise_variance: float
-    ) -> None:
+    def __init__(self, weights: Array, courses: Array, covariances: Array) -> None:
         self._weights = weights
         self._courses = courses
         self._covariances = covariances
-        self.noise_variance = noise_variance
         self.mean: Array = np.asarray(np.tensordot(weights, courses, axes=3), np.float64)
         """Of the curve, shape (sizes,)."""
 

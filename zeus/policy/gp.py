@@ -7,8 +7,8 @@ neighbours, and what an epoch costs is known almost without noise. Whether a run
 at all is a matter of each size by itself. `zeus.policy.gp_model` is the model.
 
 The next size is the one with the smallest expected regret for what its run shows about the best
-size; a run that misses the target costs what it took, and the run after it. Source: Russo and Van
-Roy, "Learning to Optimize via Information-Directed Sampling", 2018.
+size; a run that misses the target costs as much as one that is given up, and the run after it.
+Source: Russo and Van Roy, "Learning to Optimize via Information-Directed Sampling", 2018.
 """
 
 from __future__ import annotations
@@ -159,7 +159,6 @@ class _Known:
         self._seed = seed
         self._explored_runs = explored_runs
         self._rng = np.random.default_rng(seed)
-        self._max_epochs = job.max_epochs
         self._runs: list[tuple[int, Run]] = []
         self._last_of: dict[int, deque[int]] = {}
         self._converged: list[int] = []
@@ -227,11 +226,9 @@ class _Known:
             fit = fit.with_pending(pending)
             # Whether an untried size reaches the target at all is known when its first run ends.
             within[[i for i in pending if i not in self._converged]] = False
-        reached, missed = fit.draw(self._rng, _DRAWS)
+        reached = fit.draw(self._rng, _DRAWS)
         reach = fit.reach.draw(self._rng, _DRAWS)
-        paid = _paid(
-            reached[:, within] - best, missed[:, within] - best, reach[:, within], fit.noise
-        )
+        paid = _paid(reached[:, within] - best, reach[:, within])
         return self._sizes[int(np.flatnonzero(within)[most_informative(paid)])]
 
     def best_cost(self) -> float:
@@ -249,11 +246,11 @@ class _Known:
         rng = np.random.default_rng(self._seed)
         fit = self._fit()
         best = float(fit.log_cost[self._best()])
-        drawn, missed = fit.draw(rng, 10 * _DRAWS)
+        drawn = fit.draw(rng, 10 * _DRAWS)
         costs = np.exp(drawn)
         reach = fit.reach.draw(rng, len(costs))
         wins = np.bincount(
-            _paid(drawn - best, missed - best, reach, fit.noise).argmin(axis=1),
+            _paid(drawn - best, reach).argmin(axis=1),
             minlength=len(self._sizes),
         ) / len(costs)
         low, middle, high = np.quantile(costs, (0.05, 0.5, 0.95), axis=0)
@@ -281,7 +278,7 @@ class _Known:
         included."""
         fit = self._fit()
         least = min(float(fit.log_cost[i]) for i in self._converged)
-        paid = _paid(fit.log_cost - least, fit.missed() - least, fit.reach.mean, fit.noise)
+        paid = _paid(fit.log_cost - least, fit.reach.mean)
         return min(self._converged, key=lambda i: float(paid[i]))
 
     def _least_failed(self) -> int:
@@ -317,7 +314,7 @@ class _Known:
         apart = any(run.epochs for _, run in counted) and all(
             run.epochs for _, run in counted if run.converged
         )
-        model = Model(self._x, self._max_epochs, apart, self._there())
+        model = Model(self._x, apart, self._there())
         for at, run in counted:
             model.observe(at, run)
         return model
@@ -374,21 +371,16 @@ def _nearest(batch_sizes: Sequence[int], among: Sequence[int]) -> dict[int, int]
     return {size: int(at) for size, at in zip(batch_sizes, nearest, strict=True)}
 
 
-def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
+def _paid(reached: Array, reach: Array) -> Array:
     """What a run is expected to cost, with the run that must follow where it misses the target.
 
     Args:
         reached: Logarithm of the cost of a run that reaches the target, in costs of the best size.
-        missed: Logarithm of the cost of a run that takes all its epochs.
-        reach: Probability that the target is reached, whatever it costs.
-        noise: Standard deviation of the logarithm of a run's cost.
+        reach: Probability that the target is reached.
     """
-    # The normal distribution function, nearly: whether the epochs suffice.
-    within = reach / (1 + np.exp(np.clip(1.702 * (reached - missed) / noise, -50, 50)))
-    if_reached = np.exp(reached)
-    if_reached = np.where(if_reached > _GIVEN_UP, _GIVEN_UP + 1, if_reached)
-    if_missed = np.minimum(np.exp(missed), _GIVEN_UP) + 1
-    return np.asarray(within * if_reached + (1 - within) * if_missed)
+    cost = np.exp(reached)
+    given_up = _GIVEN_UP + 1
+    return np.asarray(reach * np.where(cost > _GIVEN_UP, given_up, cost) + (1 - reach) * given_up)
 
 
 def most_informative(paid: Array) -> int:

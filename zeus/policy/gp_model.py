@@ -66,17 +66,13 @@ class Model:
 
     Args:
         x: Octaves (log2) from the default size, shape (sizes,).
-        max_epochs: Of the job.
         apart: Whether the cost of an epoch and the number of epochs are known of all runs; where
             they are not, one curve is of their product.
         elsewhere: What is known from another GPU.
     """
 
-    def __init__(
-        self, x: Array, max_epochs: int, apart: bool, elsewhere: Elsewhere | None = None
-    ) -> None:
+    def __init__(self, x: Array, apart: bool, elsewhere: Elsewhere | None = None) -> None:
         self._x = x
-        self._max_epochs = max_epochs
         self._apart = apart
         self._epoch_curve, self._epochs_curve = _curves(x, apart, elsewhere)
         self._epoch: dict[int, Tally] = {}
@@ -135,7 +131,6 @@ class Model:
             dict(self._epochs),
             self._epochs_curve,
             Reach(self._reached, self._failed, self._reached_too, self._missed_too),
-            None if epoch is None else math.log(self._max_epochs) - epochs_level,
         )
 
 
@@ -150,7 +145,6 @@ class GPFit:
         tallies: Logarithms of the epochs, or of the product, seen at each size.
         curve: Their model.
         reach: Of the coins.
-        most_epochs: Logarithm of the job's maximum, as in `tallies`; None where that is not known.
     """
 
     level: float
@@ -158,7 +152,6 @@ class GPFit:
     tallies: dict[int, Tally]
     curve: CurveModel
     reach: Reach
-    most_epochs: float | None
 
     @cached_property
     def _epochs(self) -> Belief:
@@ -170,30 +163,15 @@ class GPFit:
         epoch = 0.0 if self.epoch is None else self.epoch.mean
         return np.asarray(self.level + self._epochs.mean + epoch)
 
-    @property
-    def noise(self) -> float:
-        """Standard deviation of the logarithm of a run's cost."""
-        return math.sqrt(self._epochs.noise_variance)
-
-    def draw(self, rng: np.random.Generator, draws: int) -> tuple[Array, Array]:
-        """Logarithms of the cost of a run that reaches the target, and of one that takes all its
-        epochs (infinite where that is not known); each of shape (draws, sizes)."""
-        epochs = self.level + self._epochs.draw(rng, draws)
-        if self.epoch is None or self.most_epochs is None:
-            return epochs, np.full_like(epochs, np.inf)
-        epoch = self.epoch.draw(rng, draws)
-        return epochs + epoch, self.level + self.most_epochs + epoch
+    def draw(self, rng: np.random.Generator, draws: int) -> Array:
+        """Logarithms of the cost of a run that reaches the target, shape (draws, sizes)."""
+        costs = self.level + self._epochs.draw(rng, draws)
+        return costs if self.epoch is None else costs + self.epoch.draw(rng, draws)
 
     def curves(self) -> tuple[Array, Array] | None:
         """Mean logarithms of the epochs and of an epoch's cost, both but for a constant; None where
         they are not known apart."""
         return None if self.epoch is None else (self._epochs.mean, self.epoch.mean)
-
-    def missed(self) -> Array:
-        """Mean of the second of `draw`, shape (sizes,)."""
-        if self.epoch is None or self.most_epochs is None:
-            return np.full_like(self.log_cost, np.inf)
-        return np.asarray(self.level + self.most_epochs + self.epoch.mean)
 
     def with_pending(self, sizes: list[int]) -> GPFit:
         """As if runs of these sizes had ended, with as many epochs as expected."""
