@@ -108,24 +108,24 @@ class Floor:
             self._parts = parts if parts[0] + parts[1] > 0.0 else self._parts
 
     def level(self, stretch: Sequence[float], known: Sequence[bool], busy: float) -> int:
-        """The lowest level that is worth it, or the first one below whose stretch is not known.
+        """The level that is worth most, or the one below it if its stretch is not known.
+
+        The best of all, not the last that is better than the one above: one stretch that was
+        measured too long must not hide the levels below it.
 
         Args:
             stretch: Stretch of each level.
             known: Whether each stretch was measured.
             busy: Share of time in which steps would run at the highest clock.
         """
-        level = 0
-        before = self._energy(0, stretch[0], busy)
-        for lower in range(1, len(self._powers)):
-            if not known[lower]:
-                return lower
-            energy = self._energy(lower, stretch[lower], busy)
-            longer = stretch[lower] / stretch[lower - 1] - 1.0
-            if 1.0 - energy / before < WORTH * longer:
-                break
-            level, before = lower, energy
-        return level
+        best, least = 0, math.inf
+        for level in range(len(self._powers)):
+            if not known[level]:
+                return level if best == level - 1 else best
+            cost = self._energy(level, stretch[level], busy) * stretch[level] ** WORTH
+            if cost < least:
+                best, least = level, cost
+        return best
 
     def saving(self, level: int, stretch: Sequence[float], busy: float) -> float:
         """Share of energy that a level saves compared with the highest clock."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zeus.serving import ClockPolicy, Queue, Step
 from zeus.serving.clock_load import Objective
 from zeus.serving.clock_policy import COLD_STEPS
-from zeus.serving.clock_power import longer_busy
+from zeus.serving.clock_power import Floor, longer_busy
 
 CLOCKS = [1980, 1860, 1740, 1620, 1500, 1380, 1260, 1140, 1020, 900]
 EMPTY = Queue(0, 0, 0.0)
@@ -138,6 +138,16 @@ def test_it_recovers_from_impossible_numbers(numbers: list[tuple[float, ...]]) -
     engine = Engine(policy)
     engine.now = 10.0
     assert engine.steps(3500) < 1500
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+def test_a_stretch_that_is_measured_too_long_hides_no_level_below_it(wrong: int) -> None:
+    ratios = [1.0, 0.94, 0.88, 0.82, 0.76, 0.70, 0.64, 0.58]
+    true = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07]
+    measured = [one if level < wrong else max(one, 1.2) for level, one in enumerate(true)]
+    for stretch in (true, measured):
+        assert Floor(ratios).level(stretch, [True] * 8, 0.5) == 7
+    assert Floor(ratios).level(true, [True] * 6 + [False] * 2, 0.5) == 6, "it is tried"
 
 
 @settings(deadline=None)
