@@ -14,8 +14,8 @@ from typing import Any
 import vllm_engine
 
 from zeus.serving.receiver import Receiver
-from zeus.serving.vllm.front_end import FrontEnd
 from zeus.serving.vllm.probe import MODE_ENV
+from zeus.serving.vllm.stats import FrontEnd
 from zeus.serving.wire import SOCKET_ENV, Arrival, EngineStep, Finish, Message
 
 BLOCKS = 32

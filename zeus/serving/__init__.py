@@ -1,11 +1,11 @@
 """Energy of inference servers: the joules of every request, and clocks under a latency target.
 
     the engine's process
-        vllm.probe, transformers, or vllm.stats (vllm.front_end) -> recorder
+        vllm.probe, transformers, or vllm.stats -> recorder
             | wire: Arrival, EngineStep, Finish, Owner
     the ledger's process (python -m zeus.serving serve)
         receiver, or forward_pass -> service -> ledger -> rows: log, HTTP, metrics, telemetry
-        ledger: meter (zeusd's samples) -> digest (features) -> fit -> settlement, requests
+        ledger: meter (zeusd's samples) -> digest (features) -> fit -> settlement
         report reads the log; replay feeds a ledger from files
     clock control's process (python -m zeus.serving clocks, tune)
         receiver, or forward_pass -> clock_requests -> clock_control -> clock_policy

@@ -28,13 +28,12 @@ from zeus.serving.columns import StepColumns, Updates, by_end
 from zeus.serving.digest import Condensed, Digest
 from zeus.serving.fit import Fit, Weights, fit, learned_weights, nearest_weights
 from zeus.serving.meter import Meter
-from zeus.serving.requests import DUMMY, Requests
 from zeus.serving.rows import ClosedPeriod, RequestEnergy, Totals
-from zeus.serving.settlement import Interval, find_foreign, predict, split
-from zeus.serving.vllm.front_end import WAIT_NS
+from zeus.serving.settlement import DUMMY, Interval, Requests, find_foreign, predict, split
 from zeus.serving.wire import (
     MOST_LABEL,
     MOST_REQUESTS,
+    WAIT_NS,
     EngineStep,
     Finish,
     Message,
@@ -74,7 +73,7 @@ class Ledger:
     input may be missing.
 
     Not safe across threads. Memory is bounded: steps are condensed to a few rows per request, with
-    at most a million rows in total; beyond 200,000 unfinished requests, the oldest are dropped.
+    at most a million rows in total; beyond 100,000 unfinished requests, the oldest are dropped.
 
     Args:
         gpus: UUIDs of the GPUs whose samples count.

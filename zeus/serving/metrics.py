@@ -1,25 +1,43 @@
 """Energy and clocks of inference as Prometheus metrics, without series of single requests.
 
+    from zeus.serving.metrics import register
+    register("http://127.0.0.1:9462")  # adds a ledger's metrics to those of this process
+
 Needs prometheus_client: pip install "zeusd[metrics]".
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zeus.serving.rows import RequestEnergy
 from zeus.utils.lazy import needed
 
 if TYPE_CHECKING:
     from zeus.serving.clock_control import ClockStatus
     from zeus.serving.ledger import Ledger
+    from zeus.serving.rows import RequestEnergy
+
+log = logging.getLogger(__name__)
 
 BUCKETS_J = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0)
 """Upper bounds of the histogram of J per request."""
 BUCKETS_TOKEN_J = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of the histogram of J per output token."""
+URL_ENV = "ZEUS_SERVING_METRICS"
+"""Address of the ledger, whose metrics vLLM's plugin relays."""
+EVERY_S = 5.0
+"""Period of fetching them."""
+MOST_BYTES = 2**22
+PREFIX = "zeus_serving_"
+
+_registered: set[str] = set()
 
 
 class Family(NamedTuple):
@@ -166,3 +184,62 @@ class EnergyCollector(Collector):
                 joules.observe(row.joules)
                 if row.decode_tokens:
                     token_joules.observe(row.joules / row.decode_tokens)
+
+
+def register(url: str, registry: Any = None) -> Relay | None:
+    """Adds the ledger's metrics to a registry, once for each URL. Never raises into an engine.
+
+    Args:
+        url: Address of `python -m zeus.serving serve --listen`.
+        registry: A `CollectorRegistry`; None: `prometheus_client.REGISTRY`.
+    """
+    if url in _registered:
+        return None
+    try:
+        home = needed("prometheus_client", "metrics", "metrics")
+        relay = Relay(url)
+        (home.REGISTRY if registry is None else registry).register(relay)
+    except Exception as error:  # noqa: BLE001 - never raise into an engine
+        log.warning("the engine's metrics do not include energy: %s", error)
+        return None
+    _registered.add(url)
+    return relay
+
+
+class Relay:
+    """A collector of a ledger's metrics; see `register`.
+
+    A thread fetches them, so that a scrape of the engine never waits for the ledger. While the
+    ledger does not respond, its metrics are missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url.rstrip('/')}/metrics"
+        self._parse = needed(
+            "prometheus_client.parser", "metrics", "metrics"
+        ).text_string_to_metric_families
+        self._families: list[Any] = []
+        self._ended = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="zeus-serving-relay", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> Iterable[Any]:
+        """The metrics fetched last; called by the registry."""
+        return self._families if os.getpid() == self._pid else []
+
+    def close(self) -> None:
+        """Stops fetching."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            found: list[Any] = []
+            with contextlib.suppress(Exception):  # it is down, or another program responds
+                with urllib.request.urlopen(self._url, timeout=EVERY_S) as answer:
+                    text = answer.read(MOST_BYTES).decode()
+                found = [one for one in self._parse(text) if one.name.startswith(PREFIX)]
+            self._families = found
+            if self._ended.wait(EVERY_S):
+                return

@@ -33,6 +33,8 @@ MOST_STEPS = 1000
 """Of one message."""
 MOST_REQUESTS = 100_000
 """Most requests of an engine that are known at a time."""
+WAIT_NS = 120 * 10**9
+"""Time after which a front end sends a step with the requests known by then, even if some run."""
 MOST_LABEL = 200
 """Longest tenant or group, in characters; the rest is cut off."""
 GROUP = "zeus.group"

@@ -12,7 +12,7 @@ from zeus.optimizer.batch_size.http import TOKEN_ENV as BATCH_SIZE_TOKEN_ENV
 from zeus.optimizer.pipeline_frequency.connection import TOKEN_ENV as PIPELINE_TOKEN_ENV
 from zeus.run import settings as run
 from zeus.serving.asgi import TENANT_ENV
-from zeus.serving.relay import URL_ENV
+from zeus.serving.metrics import URL_ENV
 from zeus.serving.vllm.probe import MODE_ENV
 from zeus.serving.wire import DEFAULT_SOCKET
 from zeus.serving.wire import SOCKET_ENV as SERVING_SOCKET_ENV

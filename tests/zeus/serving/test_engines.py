@@ -24,8 +24,7 @@ from zeus.serving.forward_pass import ForwardPass, LedgerPasses, decode, follow
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
 from zeus.serving.vllm import stats as vllm_stats
-from zeus.serving.vllm.front_end import Finished, FrontEnd, Row
-from zeus.serving.vllm.stats import EnergyStatLogger
+from zeus.serving.vllm.stats import EnergyStatLogger, Finished, FrontEnd, Row
 from zeus.serving.wire import EngineStep
 from zeus_ipc.errors import RequestRejected
 

@@ -10,7 +10,7 @@ from tests import seeds
 from tests.zeus.serving.server import PRIOR, STEP_NS, Served, serve, step_of
 from zeus.serving import EngineStep, Ledger
 from zeus.serving import digest as digest_module
-from zeus.serving import requests as requests_module
+from zeus.serving import settlement as settlement_module
 from zeus.serving.columns import Updates
 from zeus.serving.ledger import LAG_NS
 from zeus.serving.replay import by_tokens
@@ -315,7 +315,7 @@ def test_the_caller_may_say_that_a_time_cannot_be_attributed():
 
 
 def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
-    monkeypatch.setattr(requests_module, "MOST_OPEN", 2_000)
+    monkeypatch.setattr(settlement_module, "MOST_REQUESTS", 2_000)
     monkeypatch.setattr(digest_module, "MOST_ROWS", 5_000)
     ledger = Ledger()
     rows: list[RequestEnergy] = []

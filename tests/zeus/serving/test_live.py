@@ -27,15 +27,14 @@ from tests.zeus.serving.server import PRIOR, serve, step_of
 from zeus.serving import digest as digest_module
 from zeus.serving import fit as fit_module
 from zeus.serving import ledger as ledger_module
+from zeus.serving import metrics as metrics_module
 from zeus.serving import recorder as recorder_module
-from zeus.serving import relay as relay_module
 from zeus.serving import service as service_module
 from zeus.serving.ledger import Ledger
 from zeus.serving.meter import Meter
-from zeus.serving.metrics import EnergyCollector
+from zeus.serving.metrics import EnergyCollector, register
 from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
-from zeus.serving.relay import register
 from zeus.serving.service import Service, Shared, StoredWeights, run
 from zeus.serving.wire import (
     Arrival,
@@ -780,7 +779,7 @@ def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
     service = Service(str(tmp_path / "socket"), ledgers, FakeSensors(), collector=collector)
     web = WebServer("127.0.0.1", 0, service.respond)
     engines = prometheus.CollectorRegistry()
-    monkeypatch.setattr(relay_module, "EVERY_S", 0.2)
+    monkeypatch.setattr(metrics_module, "EVERY_S", 0.2)
     relay = register(f"http://127.0.0.1:{web.server_port}", engines)
     try:
         assert relay is not None
