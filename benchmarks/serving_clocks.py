@@ -10,8 +10,8 @@ that missed either objective. All truths are invented (`serving_clocks_world.py`
 compares methods and promises nothing about a real GPU.
 
 The settings were tuned on the scenarios marked T with seeds 1 to 4 (`--tuning` has two of them);
-some changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were run twice, after
-the first tuning and after the second.
+some changed after a look at seeds 11 and 12, the floor and what a queue delays after a look at
+seeds 731 to 738. Seeds 21 and 22, the default, were run after each of these.
 """
 
 from __future__ import annotations

@@ -130,12 +130,10 @@ class Load:
         self.output_rate = 0.0
         self.chunk = 0.0
         self.busy = 1.0
-        self.output_tokens = 100.0
         self._prompt_fast = self._prompt_slow = 0.0
         self._output_fast = self._output_slow = 0.0
         self._short = self._long = 0.0
         self._backlog = 0.0
-        self._outputs = self._requests = 0.0
 
     @property
     def slow_output_rate(self) -> float:
@@ -175,7 +173,6 @@ class Load:
         self._output_fast += fast * (output_rate - self._output_fast)
         self._output_slow += slow * (output_rate - self._output_slow)
         self.busy += slow * (busy_s / passed_s - self.busy)
-        self._outputs += sequences
         now = sequences + waiting
         short = passed_s / (SHORT_S + passed_s)
         long = passed_s / (LONG_S + passed_s)
@@ -195,14 +192,6 @@ class Load:
         if self._prompt_slow > 1.0:  # arrived prompts will need their outputs
             wanted = self.prompt_rate * self._output_slow / self._prompt_slow
         self.output_rate = max(self._output_fast, self._output_slow, min(wanted, 4 * output_rate))
-
-    def finished(self) -> None:
-        """Handles the end of a request."""
-        self._requests += 1.0
-        if self._requests >= 50.0:
-            seen = min(max(self._outputs / self._requests, 8.0), 4096.0)
-            self.output_tokens += 0.5 * (seen - self.output_tokens)
-            self._outputs = self._requests = 0.0
 
 
 NEAR = 0.9

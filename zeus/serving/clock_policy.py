@@ -48,8 +48,9 @@ SILENT_S = 0.3
 DOWN_SLACK = 0.97
 """Additional margin that a lower clock must have."""
 
-SHORT_OUTPUT = 0.12
-"""Share of the mean output of a running sequence that queued prompts are assumed to delay."""
+SHORT_OUTPUT = 15.0
+"""Tokens that queued prompts are assumed to delay: sequences with short outputs miss first. A share
+of the mean output saved 0.3 points more, with twice the violations under bursts."""
 
 SHORTEST_S = 1e-6
 """Shortest measurable step."""
@@ -173,7 +174,6 @@ class ClockPolicy:
             tpot_s: Its mean time per further token, s; 0 if it has a single token.
         """
         self._ended += 1
-        self._load.finished()
         self.seen(ttft_s, tpot_s)
 
     def seen(self, ttft_s: float, tpot_s: float) -> None:
@@ -326,7 +326,7 @@ class ClockPolicy:
         steady = s * flat / room
         step_s = s * time.decode(load.sequences, load.context)
         backlog_s = load.backlog * token
-        queued = step_s / free + backlog_s / (SHORT_OUTPUT * load.output_tokens)
+        queued = step_s / free + backlog_s / SHORT_OUTPUT
         chunk = load.chunk
         first_s = step_s + time.prefill(chunk, load.sequences, s, r)  # a prompt that arrives now
         if load.backlog > 0.0:
