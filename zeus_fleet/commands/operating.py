@@ -174,10 +174,11 @@ def report(picture: Path | None, file: Path) -> None:
     if not found:
         click.echo("The limit was never below the standing limit.")
     for one in found:
-        click.echo(_text(one))
+        click.echo(event_text(one))
 
 
-def _text(one: EventReport) -> str:
+def event_text(one: EventReport) -> str:
+    """What an event promised and what was delivered, on lines."""
     start, end = (
         f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" for at in (one.start_s, one.end_s)
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
+from zeus_ipc.checks import Check
 from zeusctl.exits import Exit
 from zeusctl.reports import DoctorReport
 from zeusctl.session import Session, now, verb
@@ -25,14 +28,12 @@ def doctor(session: Session) -> None:
     healthy = all(check.state != "fault" for check in checks)
     report = DoctorReport(at=now(), healthy=healthy, checks=checks)
 
-    def lines() -> list[str]:
-        found = []
-        for check in checks:
-            state = style(f"{check.state:5}", fg=_COLORS[check.state])
-            found.append(f"{state}  {check.name:10} {check.found}")
-            if check.remedy:
-                found.append(f"{'':18}-> {check.remedy}")
-        return found
-
-    session.answer(report, lines)
+    session.answer(report, lambda: [line for check in checks for line in lines(check)])
     click.get_current_context().exit(Exit.OK if healthy else Exit.FAILED)
+
+
+def lines(check: Check) -> Iterator[str]:
+    """A check, and below it what to do."""
+    yield f"{style(f'{check.state:5}', fg=_COLORS[check.state])}  {check.name:10} {check.found}"
+    if check.remedy:
+        yield f"{'':18}-> {check.remedy}"

@@ -230,10 +230,11 @@ def show(job: str, db: str | None, server: str | None, as_json: bool) -> None:
     if as_json:
         _print_json(found)
         return
-    click.echo("\n".join(_shown(found)))
+    click.echo("\n".join(job_lines(found)))
 
 
-def _shown(job: dict[str, Any]) -> list[str]:
+def job_lines(job: dict[str, Any]) -> list[str]:
+    """A job, its estimates and trials, as `bso show` prints them."""
     spec = job["spec"]
     better = "at least" if spec["higher_is_better_metric"] else "at most"
     bound = "no bound" if spec["beta_knob"] is None else f"beta {spec['beta_knob']:g}"
