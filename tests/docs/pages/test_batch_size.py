@@ -34,6 +34,7 @@ def test_the_code_in_the_docs_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("zeus.monitor.ZeusMonitor", node.monitor)
+    monkeypatch.setattr("zeus_ipc.circuit.PROMPT_S", 60.0)  # of the machine, not the node
     # A server is not needed to see that the page is right.
     monkeypatch.setattr("zeus.optimizer.batch_size.http.HttpTrials", lambda url: kept(kept.path))
     made: list[int] = []
