@@ -6,7 +6,8 @@ cpu: ten minutes of a node with 8 GPUs whose sensors change every 100 ms, 2,000 
 1,000 processes, in simulated time; the CPU time of the ledger, as a share of a core. The rate of
 the sensors' updates makes no difference to it.
 
-size: 13 months with 2,660 rows a day, and the duration of queries.
+size: 13 months with 2,660 rows a day, each of them limited by one cause, and the duration of
+queries.
 
 sets: power limits set on two simulated nodes in turn, one of which keeps a ledger under constant
 queries and changes.
@@ -133,7 +134,9 @@ def size() -> None:
                     )
                 metered = sum(row.active_uj + row.idle_uj for row in rows.values())
                 position = Position(bucket * 900 * 10**9, metered)
-                settlements[f"GPU-{gpu}"] = Settlement(rows, {bucket: metered}, position)
+                settled = Settlement(rows, {bucket: metered}, position)
+                settled.limited |= {(bucket, key.account, "power:site"): 10**11 for key in rows}
+                settlements[f"GPU-{gpu}"] = settled
             store.settle(settlements, 0)
             connection.execute(
                 "UPDATE account SET begin_s = ?, end_s = ? WHERE id > ? AND +kind = 'job'",
@@ -150,6 +153,7 @@ def size() -> None:
         for what, tables in (
             ("rows, sums of days and meters", ("energy", "day", "total", "meter")),
             ("jobs", ("account", "sqlite_autoindex_account_1")),
+            ("time limited, one cause each", ("limited",)),
         ):
             (size_bytes,) = connection.execute(
                 f"SELECT sum(pgsize) FROM dbstat WHERE name IN ({','.join('?' * len(tables))})",
