@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -285,7 +286,10 @@ def test_the_command_prints_writes_and_compares(
     assert "ceiling fleet set, power limit at most 150 W" in said.out
     assert ctl("receipt", "--compare", str(first), str(first)).out.startswith("comparable: ")
     good = json.loads(first.read_text())
-    for changed in ({"energy_j": None}, {"valid": False}, {"gpus": 7}):
+    for changed in (
+        *({"energy_j": energy_j} for energy_j in (None, math.nan, math.inf, -1.0)),
+        *({"valid": False}, {"gpus": 7}),
+    ):
         second.write_text(json.dumps(good | changed))
         said = ctl("receipt", "--compare", str(first), str(second))
         assert (said.code, said.out) == (Exit.FAILED, "")

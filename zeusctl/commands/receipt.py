@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -137,7 +138,8 @@ def _compare(session: Session, *paths: Path) -> None:
 def _read(path: Path) -> Receipt:
     try:
         found = Receipt.model_validate_json(path.read_bytes())
-        if found.valid == bool(found.reasons) or (found.valid and found.energy_j is None):
+        energy_j = -1.0 if found.energy_j is None else found.energy_j
+        if found.valid == bool(found.reasons) or (found.valid and not 0 <= energy_j < math.inf):
             raise ValueError
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
