@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any, NoReturn, get_args
 
@@ -14,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests import seeds
-from zeus_ipc import Client, errors
+from zeus_ipc import Client, __version__, errors
 from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.operations import OPERATIONS
@@ -96,6 +97,16 @@ NAMED = {"gpus": ["GPU-1"], "name": "7"}
 CALLS: list[tuple[Callable[[Client], object], str, dict[str, object]]] = [
     (lambda c: c.state("GPU-1"), "state", {"gpus": ["GPU-1"]}),
     (lambda c: c.clocks("GPU-1"), "clocks", {"gpus": ["GPU-1"]}),
+    (lambda c: c.energy(["GPU-1"]), "energy", {"gpus": ["GPU-1"]}),
+    (lambda c: c.power("GPU-1"), "power", {"gpus": ["GPU-1"]}),
+    (lambda c: c.processes("GPU-1"), "processes", {"gpus": ["GPU-1"]}),
+    (lambda c: c.stream("GPU-1"), "windows", {"sources": ["GPU-1"], "windows": []}),
+    (lambda c: c.lost_leases(3, 1.0), "heartbeat", {"losses": 3}),
+    (lambda c: c.node(), "hello", {"client_version": __version__}),
+    *(
+        (methodcaller(op), op, {})
+        for op in ("leases", "heartbeat", "quiesce", "resume", "policy", "metrics")
+    ),
     (
         lambda c: c.windows(["GPU-1", "cpu:0"], [(1, 2, True), (2, 3, False)], limited=True),
         "windows",
@@ -200,6 +211,37 @@ def test_a_call_asks_for_what_its_arguments_say(
             call(client)
     message = asked.value.args[0]
     assert {name: message.get(name) for name in ("op", *arguments)} == {"op": op, **arguments}
+
+
+def answering(*results: dict[str, Any], asked: list[dict[str, Any]] | None = None) -> Client:
+    """A client whose requests have these results, in order, and are in `asked`."""
+    left = iter(results)
+
+    def request(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        if asked is not None:
+            asked.append(message)
+        return {"id": 1, **next(left)}
+
+    transport: Any = SimpleNamespace(request=request, close=lambda: None, used=False)
+    return Client(transport=transport, heartbeat=False)
+
+
+def test_answers_in_parts_are_joined() -> None:
+    part = {"t_ns": [1, 2], "values": [5, 6], "more": True}
+    last = {"t_ns": [3], "values": [7], "more": False}
+    results = [{"result": {"sources": {"GPU-1": one}}} for one in (part, last)]
+    asked: list[dict[str, Any]] = []
+    with answering(*results, asked=asked) as client:
+        assert client.timeline("GPU-1") == [(1, 5), (2, 6), (3, 7)]
+    assert [one["start_ns"] for one in asked] == [0, 3]
+
+
+def test_an_answer_of_another_form_is_an_error() -> None:
+    with answering({"result": []}, {"error": {"code": "gpu_lost", "message": "gone"}}) as client:
+        with pytest.raises(errors.RequestRejected, match="cannot read the answer to metrics"):
+            client.metrics()
+        with pytest.raises(errors.GpuLost, match="gone"):
+            client.heartbeat()
 
 
 def test_what_fails_on_several_gpus_names_each_and_on_one_is_its_error() -> None:
