@@ -35,6 +35,7 @@ import math
 import random
 import statistics
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
@@ -42,10 +43,10 @@ from rich.console import Console
 from rich.table import Table
 
 from zeus.optimizer.power_limit.adaptive import REACH, Adaptive
-from zeus.optimizer.power_limit.choice import choose
+from zeus.optimizer.power_limit.choice import best
 from zeus.optimizer.power_limit.estimates import LimitCurve, SettingSample
 from zeus.optimizer.power_limit.planner import costs_of
-from zeus.optimizer.power_limit.search import Exhaustive, Search
+from zeus.optimizer.power_limit.search import Exhaustive, LimitTrial, Search
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,
@@ -60,10 +61,11 @@ FOLLOWS_S = 0.15
 TICK_S = 0.1
 ENERGY_ERROR_S = 0.005  # of the mean power: the uncertainty of a window's two ends
 FACTOR = 1.1
-CHECK_STEPS = 60
 TOLERATED = 0.02
 """A slowdown beyond the constraint by more than this counts as one that was not kept."""
 ROUNDING = 1e-9
+BINDS = 0.02
+"""With `--counters`, a limit binds if power is this close to it, or so much below the highest's."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,6 @@ class Run:
 
     Attributes:
         steps: Training steps until the choice.
-        check: Steps of the check after the choice, and of a search that it causes.
         slowdown: Time of a step at the choice over that at the highest limit, less 1.
         regret: Cost of the choice over the least cost, less 1.
         costs_more: Energy of a step at the choice over that at the highest limit, less 1.
@@ -108,7 +109,6 @@ class Run:
     """
 
     steps: int
-    check: int
     slowdown: float
     regret: float
     costs_more: float
@@ -119,10 +119,18 @@ class Run:
 class Training:
     """Noisy steps of a workload, and the windows that measure them."""
 
-    def __init__(self, table: MeasuredTable, disturbance: Disturbance, seed: int) -> None:
+    def __init__(
+        self, table: MeasuredTable, disturbance: Disturbance, seed: int, counters: bool
+    ) -> None:
         self.limits_mw = [round(limit * 1000) for limit in reversed(table.limits_w)]
         self.time_s = list(reversed(table.unit_s))
         self.power_w = [sum(gpu) for gpu in zip(*table.power_w, strict=True)][::-1]
+        self.counters = counters
+        self.limited = [
+            watts < (1 - BINDS) * self.power_w[0]
+            or watts / table.gpus * 1000 > (1 - BINDS) * limit_mw
+            for watts, limit_mw in zip(self.power_w, self.limits_mw, strict=True)
+        ]
         self.disturbance = disturbance
         self.random = random.Random(seed)
         self.interrupted = self.random.randrange(100)
@@ -164,14 +172,23 @@ class Training:
         joules = sum(one[1] for one in took) + self.random.gauss(0, error)
         limit = self.limits_mw[self.at]
         seconds = sum(one[0] for one in took)
-        return SettingSample(limit, steps, max(joules, 1e-6), seconds, 2 * error, begin + steps / 2)
+        limited_s = seconds * self.limited[self.at] if self.counters else None
+        middle = begin + steps / 2
+        return SettingSample(limit, steps, max(joules, 1e-6), seconds, 2 * error, middle, limited_s)
 
 
 def search(training: Training, strategy: Search, selector: OptimumSelector) -> int:
     """Runs a search to its end. Returns the chosen limit, mW."""
     late: list[tuple[float, SettingSample]] = []
+
+    def next_trial() -> LimitTrial | None:
+        outstanding: Counter[int] = Counter()
+        for _, sample in late:
+            outstanding[sample.power_limit_mw] += sample.steps
+        return strategy.next(current, training.steps, outstanding)
+
     current = training.limits_mw[training.at]
-    trial = strategy.next(current, training.steps)
+    trial = next_trial()
     while trial is not None or late:
         if trial is None:
             strategy.add(late.pop(0)[1])
@@ -181,21 +198,23 @@ def search(training: Training, strategy: Search, selector: OptimumSelector) -> i
             for _ in range(trial.warmup_steps):
                 training.step()
             sample = training.window(trial.steps)
-            strategy.ran(current, trial.steps)
             late.append((training.now_s + TICK_S, sample))
             # Training continues while the newest energy is awaited; those steps are measured too.
             while late and (isinstance(strategy, Exhaustive) or late[0][0] <= training.now_s):
                 strategy.add(late.pop(0)[1])
-        trial = strategy.next(current, training.steps)
-    estimates = strategy.estimates(training.steps)
-    return choose(selector, estimates, PROFILE_STEPS, cautious=strategy.cautious)
+        trial = next_trial()
+    estimates = strategy.estimates()
+    cautious = isinstance(strategy, Adaptive)
+    return best(selector, estimates, PROFILE_STEPS, cautious=cautious).power_limit_mw
 
 
-def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int) -> Run:
+def run(
+    name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int, counters: bool = False
+) -> Run:
     """One job."""
     table = catalog()[name]
     assert isinstance(table, MeasuredTable)
-    training = Training(table, disturbance, seed)
+    training = Training(table, disturbance, seed, counters)
     selector: OptimumSelector = {
         "cost": ZeusCost(0.5, world_size=table.gpus),
         "energy": Energy(),
@@ -211,21 +230,11 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
             WARMUP_STEPS,
             PROFILE_STEPS,
             lambda curve: costs_of(selector, limits, curve),
-            lambda estimates, cautious: choose(
-                selector, estimates, PROFILE_STEPS, cautious=cautious
-            ),
+            lambda estimates, cautious: best(selector, estimates, PROFILE_STEPS, cautious=cautious),
             table.gpus,
         )
     chosen = search(training, searching, selector)
-    steps, check = training.steps, 0
-    if searching.cautious and chosen != limits[0]:
-        training.set(chosen)
-        for _ in range(CHECK_STEPS):
-            training.step()
-        before = training.steps
-        searching.check(chosen, before)
-        chosen = search(training, searching, selector)
-        check = training.steps - before
+    steps = training.steps
     at = limits.index(chosen)
     energy = [t * p for t, p in zip(training.time_s, training.power_w, strict=True)]
     costs = costs_of(selector, limits, LimitCurve(training.time_s, energy))
@@ -234,7 +243,6 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
     whole_j = training.true_j + (JOB_STEPS - training.steps) * energy[at]
     return Run(
         steps,
-        check,
         training.time_s[at] / training.time_s[0] - 1,
         costs[at] / min(costs) - 1,
         energy[at] / energy[0] - 1,
@@ -243,10 +251,10 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
     )
 
 
-def runs(task: tuple[str, str, str, Disturbance, int, int]) -> list[Run]:
+def runs(task: tuple[str, str, str, Disturbance, int, int, bool]) -> list[Run]:
     """All seeds of one workload."""
-    name, kind, strategy, disturbance, first, seeds = task
-    return [run(name, kind, strategy, disturbance, first + seed) for seed in range(seeds)]
+    name, kind, strategy, disturbance, first, seeds, counters = task
+    return [run(name, kind, strategy, disturbance, first + seed, counters) for seed in range(seeds)]
 
 
 def share(found: list[float], beyond: float) -> str:
@@ -265,6 +273,9 @@ def main() -> int:
     parser.add_argument("--part", choices=["all", "tuned", "others"], default="others")
     parser.add_argument("--search", choices=["both", "adaptive"], default="both")
     parser.add_argument(
+        "--counters", action="store_true", help="the driver counts the time limited by power"
+    )
+    parser.add_argument(
         "--worst", type=int, default=0, help="print this many of the worst workloads"
     )
     options = parser.parse_args()
@@ -277,7 +288,7 @@ def main() -> int:
     print(f"{len(names)} workloads x {options.seeds} seeds, {options.selector}")
     table = Table()
     for column in (
-        "disturbance", "search", "steps", "at most", "check", "slowdown > 12 %", "mean regret",
+        "disturbance", "search", "steps", "at most", "slowdown > 12 %", "mean regret",
         "p95", "runs > 3 %", "within reach", "choice costs more",
         "job costs more", "by > 0.02 %", "by > 0.1 %", "saved, mean", "least",
     ):  # fmt: skip
@@ -289,7 +300,7 @@ def main() -> int:
             for strategy in ("exhaustive", "adaptive")[options.search == "adaptive" :]:
                 tasks = [
                     (name, options.selector, strategy, DISTURBANCES[disturbance], first,
-                     options.seeds)
+                     options.seeds, options.counters)
                     for name in names
                 ]  # fmt: skip
                 found = list(pool.map(runs, tasks, chunksize=4))
@@ -301,7 +312,6 @@ def main() -> int:
                     strategy,
                     f"{statistics.mean(one.steps for one in every):.0f}",
                     f"{max(one.steps for one in every)}",
-                    f"{statistics.mean(one.check for one in every):.0f}",
                     share([one.slowdown for one in every], FACTOR - 1 + TOLERATED),
                     f"{statistics.mean(regrets):.2%}",
                     f"{regrets[int(0.95 * len(regrets))]:.2%}",

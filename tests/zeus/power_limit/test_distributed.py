@@ -21,7 +21,7 @@ from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, ZeusCost
 from zeus.optimizer.power_limit.adaptive import AVERAGED_S, REACH
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
-from zeus.optimizer.power_limit.review import PIECES_DIFFER_BY
+from zeus.optimizer.power_limit.review import APART
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
@@ -95,7 +95,7 @@ def of_least_energy(all_seen: list[dict[str, Any]]) -> None:
     times_s = [one["zeus/step_time_s"] for one in all_seen[0]["pieces"]]
     reach = 1.0 if min(times_s) < AVERAGED_S else REACH
     alone = draw_w < reach * LIMITS_W[-1]
-    assert len(first) > 1 or alone or max(times_s) / min(times_s) > 1 + PIECES_DIFFER_BY
+    assert len(first) > 1 or alone or max(times_s) / min(times_s) > 1 + APART
     sure = [
         one
         for one in first
@@ -127,7 +127,7 @@ def assert_agreed(folder: Path, ranks: int) -> None:
 
     kept = json.loads((folder / "agree-profile-0.json").read_text())
     for limit in LIMITS_W:
-        samples = [one for one in kept["samples"] if one["power_limit"] == limit]
+        samples = [one for one in kept["samples"] if one["power_limit_mw"] == limit * 1000]
         own = [
             [piece for piece in one["pieces"] if piece["zeus/power_limit_w"] == limit]
             for one in all_seen
@@ -135,10 +135,10 @@ def assert_agreed(folder: Path, ranks: int) -> None:
         assert samples
         for sample, *parts in zip(samples, *own, strict=False):  # the last may have come too late
             joules = [part["zeus/step_energy_j"] for part in parts]
-            assert sample["energy"] / sample["steps"] == pytest.approx(sum(joules))
+            assert sample["energy_j"] / sample["steps"] == pytest.approx(sum(joules))
             assert sum(joules) == pytest.approx(ranks * joules[0], rel=0.25)
             seconds = [part["zeus/step_time_s"] for part in parts]
-            assert sample["time"] / sample["steps"] == pytest.approx(max(seconds))
+            assert sample["time_s"] / sample["steps"] == pytest.approx(max(seconds))
     assert kept["selector"] == f"ZeusCost(eta_knob=0.5, world_size={ranks})"
     assert len(kept["gpus"]) == ranks
     assert not list(folder.glob("agree-profile-[1-9]*"))

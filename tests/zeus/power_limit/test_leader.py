@@ -15,7 +15,7 @@ from tests.zeus.power_limit.simulated_job import HIGH, LOW, MAX_Q, MakeJob, most
 from zeus.optimizer.power_limit import Energy, Time, ZeusCost
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Piece, RankHello, Trouble, Try
-from zeus.optimizer.power_limit.profile import load
+from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import Exhaustive
 from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.variants import SettingsSearch
@@ -248,7 +248,6 @@ def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
     lead = Leader(
         2,
         lambda _: SettingsSearch(lambda _: Exhaustive([HIGH, LOW], 1, 4)),
-        lambda found, _: found[0],
         lambda *_: None,
     )
 
@@ -288,7 +287,7 @@ def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
 def test_pieces_that_are_lost_together_take_one_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision takes milliseconds of the training's thread."""
     search = SettingsSearch(lambda _: Exhaustive([HIGH, LOW], 1, 20))
-    lead = Leader(1, lambda _: search, lambda found, _: found[0], lambda *_: None)
+    lead = Leader(1, lambda _: search, lambda *_: None)
     lead.take(0, RankHello(gpus=["GPU"], min_mw=LOW, max_mw=HIGH))
     (high,) = lead.commands()
     for index in range(5):
@@ -296,9 +295,9 @@ def test_pieces_that_are_lost_together_take_one_decision(monkeypatch: pytest.Mon
     decided: list[int] = []
     decide = search.next
 
-    def counted(setting: Any, position: int) -> Any:
+    def counted(setting: Any, position: int, outstanding: Any) -> Any:
         decided.append(position)
-        return decide(setting, position)
+        return decide(setting, position, outstanding)
 
     monkeypatch.setattr(search, "next", counted)
     for index in range(5):
@@ -342,8 +341,8 @@ def test_only_the_profile_of_rank_0_counts(make_job: MakeJob, tmp_path: Path, ra
     assert paths[2].read_text() == "no profile, and nobody looks"
     if rank == 1:
         job.assert_whole()
-        assert load(paths[0]).gpus == ["GPU"] * 3
-        assert load(paths[1]).gpus is None
+        kept = [ProfileFile(path).load(path) for path in paths[:2]]
+        assert [one.gpus for one in kept] == [["GPU"] * 3, None]
 
 
 @pytest.mark.parametrize("launched", [True, False])

@@ -146,7 +146,7 @@ def test_without_a_store_each_stays_at_the_highest_limit(
         job.begin().run(5)
     job.assert_given_up()
     with pytest.raises(framework.RanksUnreachable):
-        connect(Leader(2, *[lambda *_: None] * 3), 2)
+        connect(Leader(2, *[lambda *_: None] * 2), 2)
 
 
 def test_a_selector_that_fails_stops_all(make_job: MakeJob) -> None:

@@ -372,10 +372,10 @@ def test_a_window_of_zero_joules_ends_only_the_search(
 ) -> None:
     real = node.client.windows
 
-    def nothing(*args: Any) -> Any:
+    def nothing(*args: Any, **options: Any) -> Any:
         return {
             name: found.model_copy(update={"energy_uj": [0] * len(found.energy_uj)})
-            for name, found in real(*args).items()
+            for name, found in real(*args, **options).items()
         }
 
     monkeypatch.setattr(node.client, "windows", nothing)

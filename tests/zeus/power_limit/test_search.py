@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from zeus.optimizer.power_limit.adaptive import RESTARTS, Adaptive, Choice
-from zeus.optimizer.power_limit.choice import choose
-from zeus.optimizer.power_limit.estimates import Estimates, LimitCurve, SettingSample
+from zeus.optimizer.power_limit.adaptive import Adaptive, Choice
+from zeus.optimizer.power_limit.choice import best
+from zeus.optimizer.power_limit.estimates import (
+    Estimates,
+    LimitCurve,
+    LimitEstimate,
+    SettingSample,
+    step_noise,
+)
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
-from zeus.optimizer.power_limit.search import Exhaustive, Search, expected_steps
+from zeus.optimizer.power_limit.search import Exhaustive, LimitTrial, Search, expected_steps
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,
@@ -69,7 +77,7 @@ def costs(selector: OptimumSelector, limits: list[int], curve: LimitCurve) -> li
 
 
 def choice(selector: OptimumSelector, steps: int = 40) -> Choice:
-    return lambda estimates, cautious: choose(selector, estimates, steps, cautious=cautious)
+    return lambda estimates, cautious: best(selector, estimates, steps, cautious=cautious)
 
 
 def adaptive(selector: OptimumSelector) -> Adaptive:
@@ -85,8 +93,12 @@ def search(searching: Search, job: Job, late: int = 0) -> list[int]:
     held: list[int] = []
     waiting: list[SettingSample] = []
     current = 0
-    trial = searching.next(current, 0)
-    while trial is not None or searching.pending:
+
+    def next_trial() -> LimitTrial | None:
+        return searching.next(current, job.position, outstanding(waiting))
+
+    trial = searching.next(current, 0, {})
+    while trial is not None or waiting:
         assert job.position < 2000, "the search does not end"
         if trial is None:
             searching.add(waiting.pop(0))
@@ -96,11 +108,17 @@ def search(searching: Search, job: Job, late: int = 0) -> list[int]:
                 job.run(trial.power_limit_mw, max(1, trial.warmup_steps))
             current = trial.power_limit_mw
             waiting.append(job.run(current, trial.steps))
-            searching.ran(current, trial.steps)
             if len(waiting) > late:
                 searching.add(waiting.pop(0))
-        trial = searching.next(current, job.position)
+        trial = next_trial()
     return held
+
+
+def outstanding(waiting: list[SettingSample]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for one in waiting:
+        found[one.power_limit_mw] += one.steps
+    return found
 
 
 def regret(searching: Search, job: Job, selector: OptimumSelector) -> float:
@@ -108,7 +126,7 @@ def regret(searching: Search, job: Job, selector: OptimumSelector) -> float:
         PowerLimitMeasurement(
             power_limit=one.power_limit_mw / 1000, energy=one.energy_j, time=one.time_s
         )
-        for one in searching.estimates(job.position)
+        for one in searching.estimates()
     ]
     chosen = LIMITS.index(round(selector.select(rows) * 1000))
     true = costs(selector, LIMITS, job.curve())
@@ -119,65 +137,38 @@ def regret(searching: Search, job: Job, selector: OptimumSelector) -> float:
 # -------------------------------------------------------------------------------------- estimates
 
 
+def estimated(samples: list[SettingSample]) -> list[LimitEstimate]:
+    return Estimates(LIMITS, samples, 1).limits()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_estimates_are_right_within_what_they_say(seed: int) -> None:
     """Of 9 limits in 5 runs, one may be off by more than three standard deviations."""
     job = Job(seed)
-    known = Estimates(LIMITS, 1, 150)
-    for limit in (300_000, 250_000, 200_000, 150_000):
-        for _ in range(3):
-            known.add(job.run(limit, 5))
+    samples = [job.run(limit, 5) for limit in LIMITS[:8:2] for _ in range(3)]
     off = [
         abs(math.log(one.time_s / job.time_s(one.power_limit_mw))) / one.time_error
-        for one in known.posterior(job.position).estimates()
+        for one in estimated(samples)
     ]
     assert sum(one > 3 for one in off) <= 1, off
 
 
 def test_measured_limits_are_known_best_and_interpolated_ones_better_than_others() -> None:
     job = Job(0)
-    known = Estimates(LIMITS, 1, 150)
-    for limit in (300_000, 200_000, 150_000):
-        known.add(job.run(limit, 10))
-    errors = {
-        one.power_limit_mw: one.time_error for one in known.posterior(job.position).estimates()
-    }
+    samples = [job.run(limit, 10) for limit in (300_000, 200_000, 150_000)]
+    errors = {one.power_limit_mw: one.time_error for one in estimated(samples)}
     assert errors[200_000] < errors[175_000] < errors[100_000]
-    known.add(job.run(200_000, 30))
-    again = {
-        one.power_limit_mw: one.time_error for one in known.posterior(job.position).estimates()
-    }
+    samples.append(job.run(200_000, 30))
+    again = {one.power_limit_mw: one.time_error for one in estimated(samples)}
     assert again[200_000] < errors[200_000]
 
 
 def test_the_spread_of_steps_is_learned_from_pieces() -> None:
-    quiet, noisy = Estimates(LIMITS, 1, 150), Estimates(LIMITS, 1, 150)
-    for known, noise in ((quiet, 0.005), (noisy, 0.1)):
-        job = Job(3, noise)
-        for _ in range(20):
-            known.add(job.run(300_000, 5))
-    assert quiet.step_noise() < 0.02
-    assert noisy.step_noise() == pytest.approx(0.1, rel=0.35)
-
-
-def test_a_gpu_that_slows_down_is_not_mistaken_for_a_better_limit() -> None:
-    """The same limit measured again, slower by 3 %, makes the earlier ones slower too."""
-    job = Job(0, noise=0.001)
-    known = Estimates(LIMITS, 1, 150)
-    for limit in (300_000, 200_000):
-        for _ in range(5):
-            known.add(job.run(limit, 5))
-    before = known.posterior(job.position).estimates()[0].time_s
-    job.position, job.slower = 140, 1.03
-    for _ in range(5):
-        known.add(job.run(200_000, 5))
-    after = known.posterior(job.position).estimates()[0].time_s
-    assert after > before * 1.01
-
-
-def test_a_posterior_needs_measurements() -> None:
-    with pytest.raises(ValueError, match="nothing was measured"):
-        Estimates(LIMITS, 1, 150).posterior(0)
+    quiet, noisy = [
+        step_noise([job.run(300_000, 5) for _ in range(20)]) for job in (Job(3, 0.005), Job(3, 0.1))
+    ]
+    assert quiet < 0.02
+    assert noisy == pytest.approx(0.1, rel=0.35)
 
 
 # ------------------------------------------------------------------------------------- exhaustive
@@ -188,7 +179,7 @@ def test_the_exhaustive_search_measures_every_limit_from_the_highest_down() -> N
     searching = Exhaustive(LIMITS, 10, 40)
     assert search(searching, job, late=1) == LIMITS
     assert job.position == expected_steps("exhaustive", 9, 10, 40) == 450
-    assert [one.steps for one in searching.estimates(450)] == [40] * 9
+    assert [one.steps for one in searching.estimates()] == [40] * 9
 
 
 def test_what_was_measured_briefly_is_known_less() -> None:
@@ -198,21 +189,22 @@ def test_what_was_measured_briefly_is_known_less() -> None:
     for _ in range(8):
         searching.add(job.run(300_000, 5))
     searching.add(job.run(200_000, 4))
-    long, brief = searching.estimates(0)
+    long, brief = searching.estimates()
     assert 0.001 < long.time_error < 0.01 < brief.time_error < 0.03
     for one in (long, brief):
         assert one.energy_error >= one.time_error
 
 
 def test_after_an_interruption_only_the_missing_steps_are_measured() -> None:
-    searching = Exhaustive(LIMITS, 10, 40)
-    searching.ran(300_000, 15)
-    trial = searching.next(0, 0)
+    job, searching = Job(0), Exhaustive(LIMITS, 10, 40)
+    searching.add(job.run(300_000, 15))
+    trial = searching.next(0, 0, {})
     assert trial is not None
     assert (trial.power_limit_mw, trial.steps) == (300_000, 25)
-    searching.ran(300_000, 25)
-    searching.lost(300_000, 25)
-    again = searching.next(300_000, 0)
+    further = searching.next(300_000, 0, {300_000: 25})
+    assert further is not None
+    assert further.power_limit_mw == 275_000
+    again = searching.next(300_000, 0, {})  # they were lost
     assert again is not None
     assert (again.power_limit_mw, again.steps) == (300_000, 25)
 
@@ -242,7 +234,7 @@ def test_a_constraint_is_kept_within_what_can_be_known() -> None:
             PowerLimitMeasurement(
                 power_limit=one.power_limit_mw / 1000, energy=one.energy_j, time=one.time_s
             )
-            for one in searching.estimates(job.position)
+            for one in searching.estimates()
         ]
         chosen = round(MaxSlowdownConstraint(1.1).select(rows) * 1000)
         slowdown = job.time_s(chosen) / job.time_s(LIMITS[0])
@@ -318,8 +310,42 @@ def test_a_job_that_the_lowest_limit_slows_is_searched_even_if_it_draws_less() -
     job = _Bursts(0, noise=0.01, draws_w=90.0)
     searching = adaptive(Energy())
     search(searching, job)
-    assert choice(Energy())(searching.estimates(job.position), True) == LIMITS[-1]
+    chosen = choice(Energy())(searching.estimates(), True)
+    assert chosen.power_limit_mw == LIMITS[-1]
     assert not searching.reason
+
+
+class _Counted(Job):
+    """Its driver counts the time in which power limited the clocks."""
+
+    def run(self, limit_mw: int, steps: int) -> SettingSample:
+        sample = super().run(limit_mw, steps)
+        return replace(sample, limited_s=sample.time_s * (limit_mw < 1000 * self.draws_w))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("selector", [Energy(), ZeusCost(0.5), MaxSlowdownConstraint(1.1)])
+def test_limits_that_do_not_bind_are_skipped_where_drivers_count_it(
+    seed: int, selector: OptimumSelector
+) -> None:
+    plain, counted = Job(seed, draws_w=160.0), _Counted(seed, draws_w=160.0)
+    assert 160_000 < search(adaptive(selector), plain)[1] < LIMITS[0]
+    held = search(adaptive(selector), counted)
+    assert held[1] == 150_000
+    assert counted.position <= plain.position
+    searching = adaptive(selector)
+    for limit in (300_000, 200_000, 150_000):
+        searching.add(counted.run(limit, 10))
+    assert not {225_000, 250_000, 275_000} & {*search(searching, counted)}
+
+
+def test_a_lowest_limit_that_does_not_bind_ends_the_search() -> None:
+    plain, counted = Job(0, draws_w=95.0), _Counted(0, draws_w=95.0)
+    plain.power_w = lambda limit_mw: 95.0 * (limit_mw / 300_000) ** 0.03  # type: ignore[method-assign]
+    counted.power_w = plain.power_w  # type: ignore[method-assign]
+    assert set(search(adaptive(Energy()), counted)) == {LIMITS[0], LIMITS[-1]}
+    search(adaptive(Energy()), plain)
+    assert counted.position < plain.position
 
 
 def test_the_same_samples_lead_to_the_same_search() -> None:
@@ -347,7 +373,7 @@ def test_a_limit_that_is_left_out_is_never_tried_nor_estimated() -> None:
     )
     searching.without(200_000)
     assert 200_000 not in search(searching, job)
-    assert 200_000 not in [one.power_limit_mw for one in searching.estimates(job.position)]
+    assert 200_000 not in [one.power_limit_mw for one in searching.estimates()]
 
 
 def test_measurements_of_an_earlier_run_are_not_repeated() -> None:
@@ -355,18 +381,16 @@ def test_measurements_of_an_earlier_run_are_not_repeated() -> None:
     first = adaptive(ZeusCost(0.5))
     search(first, job)
     second = adaptive(ZeusCost(0.5))
-    second.resume(first.samples, position=job.position)
-    assert second.next(0, job.position) is None
+    for sample in first.samples:
+        second.add(sample)
+    assert second.next(0, job.position, {}) is None
     half = adaptive(ZeusCost(0.5))
-    half.resume(first.samples[: len(first.samples) // 2], position=job.position // 2)
+    for sample in first.samples[: len(first.samples) // 2]:
+        half.add(sample)
     rest = Job(1)
     rest.position = job.position // 2
     search(half, rest)
     assert rest.position <= 450 / 3 + 15
-    settled = adaptive(ZeusCost(0.5))
-    settled.resume(first.samples[:1])
-    settled.settle()
-    assert settled.next(0, 0) is None
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -384,5 +408,5 @@ def test_any_job_ends_in_time_and_is_measured_at_its_highest_limit(seed: int) ->
     )
     held = search(searching, job, late=randomness.randint(0, 3))
     assert held[0] == limits[0]
-    most = (1 + RESTARTS) * expected_steps("adaptive", count, warmup, profile)
+    most = 2 * expected_steps("adaptive", count, warmup, profile)
     assert job.position <= most + 5 * (warmup + profile)

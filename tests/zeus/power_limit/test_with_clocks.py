@@ -22,7 +22,7 @@ from zeus.optimizer.power_limit import (
     OptimumSelector,
 )
 from zeus.optimizer.power_limit.estimates import SettingSample
-from zeus.optimizer.power_limit.leader import Participants
+from zeus.optimizer.power_limit.messages import RankHello
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.search import SearchName
 from zeus.optimizer.power_limit.settings import Beside, Setting
@@ -88,7 +88,7 @@ def test_where_no_limit_saves_a_clock_does(node: VirtualNode, name: SearchName) 
 
 def test_clocks_are_lowered_until_two_were_no_better() -> None:
     variants = [Beside("graphics_clock", mhz) for mhz in range(1800, 800, -100)]
-    participants = Participants(["GPU"], 200_000, 400_000, tuple(variants))
+    participants = RankHello(gpus=["GPU"], min_mw=200_000, max_mw=400_000, beside=variants)
     planner = LimitPlanner("adaptive", Energy(), 10, 40, 50_000, None, variants)
     chance = random.Random(3)
 
@@ -110,14 +110,13 @@ def test_clocks_are_lowered_until_two_were_no_better() -> None:
             held = trial.setting
             if held.graphics_clock not in tried:
                 tried.append(held.graphics_clock)
-            searching.ran(held, trial.steps)
             searching.add(sampled(held, trial.steps, position))
         return tried, position
 
     searching = planner.begin(participants)
     tried, position = run(searching, 0)
     assert tried == [None, 1800, 1700, 1600, 1500, 1400, 1300]
-    assert planner.choose(searching.estimates(position), participants).graphics_clock == 1500
+    assert planner.choose(searching.estimates()).graphics_clock == 1500
     # A run that continues from lower limits under a clock tries no clock that this one skipped.
     lower = sampled(Setting(350_000, beside=Beside("graphics_clock", 1500)), 5, position + 5)
     resumed = planner.begin(participants)
@@ -210,7 +209,7 @@ def test_a_late_piece_leaves_no_search_without_the_highest_limit(
 ) -> None:
     """Steps until the next command are measured, too, and may show that training has changed."""
     clocks = [Beside("graphics_clock", mhz) for mhz in (1200, 900)]
-    participants = Participants(["GPU"], 200_000, 400_000, tuple(clocks))
+    participants = RankHello(gpus=["GPU"], min_mw=200_000, max_mw=400_000, beside=clocks)
     selector = MaxSlowdownConstraint(1.1)
     planner = LimitPlanner("adaptive", selector, 4, profile_steps, 100_000, None, clocks)
     searching = planner.begin(participants)
@@ -225,7 +224,6 @@ def test_a_late_piece_leaves_no_search_without_the_highest_limit(
         seconds = 0.1 * (400_000 / limit_mw) ** 0.3 * steps
         seconds *= chance.uniform(1 - noise, 1 + noise)
         joules = 0.9 * limit_mw / 1000 * seconds
-        searching.ran(setting, steps)
         searching.add(
             SettingSample(limit_mw, steps, joules, seconds, 0.1, middle, beside=setting.beside)
         )
@@ -238,4 +236,4 @@ def test_a_late_piece_leaves_no_search_without_the_highest_limit(
         held = trial.setting
         measure(held, trial.steps)
         assert position < 1000
-    assert searching.estimates(position)[0].setting == Setting(400_000)
+    assert searching.estimates()[0].setting == Setting(400_000)

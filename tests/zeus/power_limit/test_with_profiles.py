@@ -27,7 +27,7 @@ from zeus.optimizer.power_limit import (
 )
 from zeus.optimizer.power_limit.choice import best
 from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
-from zeus.optimizer.power_limit.leader import Participants
+from zeus.optimizer.power_limit.messages import RankHello
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import SearchName
@@ -36,8 +36,9 @@ from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad
 from zeusd.devices.simulated.workloads import ModelWorkload
 
-PARTICIPANTS = Participants(
-    ["GPU"], 200_000, 500_000, (Beside("power_profile", 1), SEVEN := Beside("power_profile", 7))
+SEVEN = Beside("power_profile", 7)
+PARTICIPANTS = RankHello(
+    gpus=["GPU"], min_mw=200_000, max_mw=500_000, beside=[Beside("power_profile", 1), SEVEN]
 )
 HIGHEST = 500_000
 
@@ -82,7 +83,7 @@ def planner(
 
 
 def search(
-    planning: LimitPlanner, job: Job, participants: Participants = PARTICIPANTS
+    planning: LimitPlanner, job: Job, participants: RankHello = PARTICIPANTS
 ) -> LimitEstimate:
     """Runs a search to its end, with samples that come a piece late. Returns its choice."""
     searching = planning.begin(participants)
@@ -96,12 +97,12 @@ def search(
                 job.run(trial, max(1, trial.warmup_steps))
             current = trial.setting
             late.append(job.run(current, trial.steps))
-            searching.ran(current, trial.steps)
         if len(late) > 1 or trial is None:
             searching.add(late.pop(0))
-        trial = searching.next(current, job.position)
-    planning.save(searching, participants, job.position, complete=True)
-    return planning.choose(searching.estimates(job.position), participants)
+        outstanding = [(one.setting, one.steps) for one in late]
+        trial = searching.next(current, job.position, outstanding)
+    planning.save(searching, job.position, complete=True)
+    return planning.choose(searching.estimates())
 
 
 def pairs(job: Job) -> list[tuple[int, int | None]]:
@@ -171,34 +172,9 @@ def test_a_profile_that_is_refused_is_left_out() -> None:
             continue
         held = trial.setting
         tried.add(held.of("power_profile"))
-        searching.ran(held, trial.steps)
         searching.add(job.run(held, trial.steps))
     assert tried == {None, 7}
-    assert {one.of("power_profile") for one in searching.estimates(job.position)} == {None, 7}
-
-
-def test_the_choice_is_checked_beside_the_highest_limit_without_a_profile() -> None:
-    job, planning = Job(5), planner(Energy())
-    searching = planning.begin(PARTICIPANTS)
-    held: Setting | None = None
-
-    def run() -> None:
-        nonlocal held
-        while (trial := searching.next(held, job.position)) is not None:
-            held = trial.setting
-            searching.ran(held, trial.steps)
-            searching.add(job.run(held, trial.steps))
-
-    run()
-    chosen = planning.choose(searching.estimates(job.position), PARTICIPANTS)
-    assert chosen.of("power_profile") == 1
-    job.ran.clear()
-    searching.check(chosen.setting, job.position)
-    run()
-    checked = set(job.ran)
-    assert {(HIGHEST, None), (chosen.power_limit_mw, 1)} <= checked
-    assert 7 not in {profile for _, profile in checked}
-    assert planning.choose(searching.estimates(job.position), PARTICIPANTS) is not None
+    assert {one.of("power_profile") for one in searching.estimates()} == {None, 7}
 
 
 def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
@@ -220,7 +196,7 @@ def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
     assert idle.ran == []
     plain = LimitPlanner("adaptive", Energy(), 10, 40, 50_000, ProfileFile(path))
     assert plain.read_profile()
-    alone = Participants(PARTICIPANTS.gpus, PARTICIPANTS.min_mw, PARTICIPANTS.max_mw)
+    alone = PARTICIPANTS.model_copy(update={"beside": []})
     without = search(plain, Job(9), alone)
     assert without.of("power_profile") is None
     assert not any(one.beside for one in plain.begin(alone).samples)

@@ -68,12 +68,9 @@ def check_steps(wait_steps: Any, warmup_steps: Any, profile_steps: Any) -> None:
     for name, steps in given.items():
         if isinstance(steps, bool) or not isinstance(steps, Integral):
             raise ZeusArgumentError(f"{name} must be a whole number of steps, not {_text(steps)}")
-    if wait_steps < 0:
-        raise ZeusArgumentError("wait_steps must be non-negative.")
-    if warmup_steps < 0:
-        raise ZeusArgumentError("warmup_steps must be non-negative.")
-    if profile_steps <= 0:
-        raise ZeusArgumentError("profile_steps must be positive.")
+        least = 1 if name == "profile_steps" else 0
+        if steps < least:
+            raise ZeusArgumentError(f"{name} must be {'positive' if least else 'non-negative'}.")
 
 
 def check_pl_step(pl_step: Any) -> None:
@@ -82,8 +79,7 @@ def check_pl_step(pl_step: Any) -> None:
     Raises:
         ZeusArgumentError: It is not a number of watts.
     """
-    if not _is_number(pl_step):
-        raise ZeusArgumentError(f"pl_step must be a number of watts, not {_text(pl_step)}")
+    check_number("pl_step", pl_step, "a number of watts")
     if not pl_step > 0:
         raise ZeusArgumentError("pl_step must be positive.")
     if pl_step >= MILLIWATTS:
@@ -115,14 +111,14 @@ def check_profile_path(path: Path | None) -> None:
         ) from None
 
 
-def check_number(name: str, given: Any) -> None:
+def check_number(name: str, given: Any, what: str) -> None:
     """Check an argument.
 
     Raises:
         ZeusArgumentError: It is not a number.
     """
-    if not _is_number(given):
-        raise ZeusArgumentError(f"{name} must be a number such as 0.5, not {_text(given)}")
+    if not isinstance(given, Real) or isinstance(given, bool):
+        raise ZeusArgumentError(f"{name} must be {what}, not {_text(given)}")
 
 
 def check_factor(factor: Any) -> None:
@@ -131,8 +127,7 @@ def check_factor(factor: Any) -> None:
     Raises:
         ZeusArgumentError: It is not a number, or below 1.
     """
-    if not _is_number(factor):
-        raise ZeusArgumentError(f"factor must be a number such as 1.1, not {_text(factor)}")
+    check_number("factor", factor, "a number such as 1.1")
     if not factor >= 1.0:  # nor is NaN
         raise ZeusArgumentError(
             f"max_slowdown_factor must be greater than or equal to 1.0. Got {factor}."
@@ -159,10 +154,6 @@ def warn_of_no_step() -> None:
         "Training has ended, and the power limit optimizer saw no step of it: iterate over "
         "plo.steps(loader), or call on_step_begin and on_step_end in each step."
     )
-
-
-def _is_number(given: Any) -> bool:
-    return isinstance(given, Real) and not isinstance(given, bool)
 
 
 def _text(given: object) -> str:

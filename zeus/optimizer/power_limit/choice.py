@@ -45,13 +45,6 @@ def measurements(estimates: Sequence[LimitEstimate], steps: int) -> list[PowerLi
     ]
 
 
-def choose(
-    selector: OptimumSelector, estimates: Sequence[LimitEstimate], steps: int, *, cautious: bool
-) -> int:
-    """Returns the limit of the best estimate, mW; see `best`."""
-    return best(selector, estimates, steps, cautious=cautious).power_limit_mw
-
-
 def best(
     selector: OptimumSelector, estimates: Sequence[LimitEstimate], steps: int, *, cautious: bool
 ) -> LimitEstimate:

@@ -19,7 +19,6 @@ No clock, no device, no other process: all of them are behind `Effects`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
@@ -34,17 +33,23 @@ from zeus.optimizer.power_limit.messages import (
     Trouble,
     Try,
 )
-from zeus.optimizer.power_limit.parts import Part, Parts, Stretches
 from zeus.optimizer.power_limit.ranks import Ranks
 from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
-from zeus.optimizer.power_limit.watch import WINDOW_STEPS, Silence, Watch
+from zeus.optimizer.power_limit.stretches import Stretches
+from zeus.optimizer.power_limit.watch import WINDOW_STEPS, Watch
 from zeus.utils.framework import RanksUnreachable
+
+Reading = tuple[float, float, float, "float | None"]
+"""Energy and its uncertainty, J; time, s; time in which power limited a GPU's clocks, s, or None if
+that is not counted."""
 
 LISTEN_STEPS = 20
 """Interval, in steps, at which commands are read after the choice."""
 PATIENCE_STEPS = 3
 """A command for a later step is obeyed after at most this many steps."""
+SILENT_S = 3.0
+"""A zeusd that does not answer for this long is reported."""
 
 
 class Effects(Protocol):
@@ -61,14 +66,12 @@ class Effects(Protocol):
         """A step begins: it may wait as long as any."""
 
     def set(self, setting: Setting) -> bool:
-        """Sets it on all GPUs. Returns False while that takes longer than a step may wait.
+        """Sets it on all GPUs, and returns whether it is set. If that takes longer than a step may
+        wait, False: it is still being set, and the next call for the same setting only looks.
 
         Raises:
             ZeusBaseError: It cannot be set.
         """
-
-    def is_set(self) -> bool:
-        """Whether it is set by now, once. Raises as `set`."""
 
     def restore(self, *, at_end: bool) -> None:
         """Restores all GPUs. `at_end`: training has ended, and may wait a moment for it."""
@@ -80,8 +83,8 @@ class Effects(Protocol):
             ZeusBaseError: Why energy cannot be measured.
         """
 
-    def read(self, window: Any) -> tuple[float, float, float] | None:
-        """Energy, its uncertainty (J) and time (s) of a closed window; None: not known yet.
+    def read(self, window: Any) -> Reading | None:
+        """What a closed window measured; None: not known yet.
 
         Raises:
             ZeusBaseError: Why they will not be known; without a cause, the next ones will be.
@@ -135,18 +138,21 @@ class SearchProcess:
         self._now_s = 0.0
         self._leads = True
         self._joined = False
-        self._parts = Parts()
+        self._trial: Try | None = None
+        self._pieces = 0  # of the trial, so far
+        self._steps = 0  # of its next piece: fewer, once an interruption has split one
+        self._target = 0  # of the piece that is measured
         self._command: Command | None = None
-        self._heard_at = self._opened_at = 0
-        self._due = self._obeyed = False
+        self._heard_at = 0
+        self._due = False  # whether the steps of the state are used up
         self._stretches = Stretches(warmup_steps, profile_steps, adaptive)
         self._watch: Watch | None = None
         self._open: int | None = None  # limit of the open window, mW
-        self._unread: deque[tuple[Part | None, Any]] = deque()
-        self._wanted = self._highest  # the setting that is being set, ...
-        self._then: Callable[[], None] | None = None  # ... and what follows once it is
-        self._waiting = False  # for zeusd to answer whether it is
-        self._silence = Silence()
+        self._unread: deque[tuple[Piece | None, Setting, Any]] = deque()
+        self._aim = self._highest  # the setting that is to be in force
+        self._waiting = False  # until it is
+        self._silent_since: tuple[float, int] | None = None  # time and step; None: zeusd answers
+        self._silence_reported = False  # the user
         self._leases_lost: int | None = None
 
     # ----------------------------------------------------------------------- training's events
@@ -154,7 +160,7 @@ class SearchProcess:
     def begin(self) -> None:
         """The optimizer was created: sets the highest limit, so that steps do not wait for it."""
         if isinstance(self.state, Ready):
-            self._set(self._highest)
+            self._hold(self._highest)
 
     def begin_training(self) -> None:
         """Training begins. If one has ended before, sets its choice again or searches again."""
@@ -170,7 +176,7 @@ class SearchProcess:
             return
         self.world, self._joined = 0, False
         self.state = self._ready(self._highest)
-        self._set(self._highest)
+        self._hold(self._highest)
 
     def begin_epoch(self) -> None:
         """An epoch begins."""
@@ -178,26 +184,31 @@ class SearchProcess:
 
     def begin_step(self, now_s: float, answers: bool = True, leases_lost: int = 0) -> None:
         """A step begins, at a monotonic time, s. Measured steps are counted, windows end, commands
-        are heard; then starts what is next, unless a command has changed it.
+        are heard; then starts what is next. While zeusd does not answer, or a setting is not in
+        force yet, training only goes on.
         """
         self._now_s = now_s
         self.step += 1
         self._effects.begin_step()
         self._stretches.step()
-        self._due = self._obeyed = False
         if not self._joined and (self.disabled or not self.over):
             self._joined = True
             self.join()
         if self.over:
             return
-        before, self._leases_lost = self._leases_lost, leases_lost
-        if not answers or self._waiting:
-            self._silent(answers)
-        elif self._silence.lasts or before not in (None, leases_lost):
-            self._hold_again()
-        if not (self.over or self._silence.lasts):
-            self._advance()
-        if not (self.over or self._obeyed or self._silence.lasts or self._then is not None):
+        lost = self._leases_lost not in (None, leases_lost)
+        self._leases_lost = leases_lost
+        back = self._silent_since is not None and not self._waiting
+        if not answers or lost or back:
+            self._set_aside()
+        if answers and (lost or back):
+            self.current = None  # another setting may be in force
+        if not self._hold(self._aim) or not answers:
+            self._silent()
+            return
+        self._answered()
+        self._advance()
+        if not self.over:
             self._proceed()
 
     def pause(self, trained: bool) -> None:
@@ -205,7 +216,7 @@ class SearchProcess:
         # The window covers the step it was opened at and those that began since.
         left = self.state.steps - trained if isinstance(self.state, Profiling) else 0
         keep = self._adaptive or self._stretches.short
-        self._interrupted(self._parts.target - left if keep else 0)
+        self._interrupted(self._target - left if keep else 0)
 
     def evaluated(self) -> None:
         """The model was evaluated: discards the open window."""
@@ -222,8 +233,7 @@ class SearchProcess:
             else:
                 self.state = self._without_choice(reason)
         self.current = None
-        self._then, self._waiting = None, False
-        self._silence.forget()
+        self._waiting, self._silent_since = False, None
         self._effects.restore(at_end=at_end)
 
     def give_up(self, reason: str, *, leave: bool = True, warn: bool = True) -> None:
@@ -251,7 +261,7 @@ class SearchProcess:
         if self.world and not self.disabled and isinstance(self.state, Done):
             self.state = self._ready(self._highest)
         self.world, self.ranks = ranks.world, ranks
-        self._parts.trial = self._command = None  # earlier commands no longer apply
+        self._trial = self._command = None  # earlier commands no longer apply
         self._unread.clear()
         self._leads = ranks.leader is not None
         if self.disabled:
@@ -272,7 +282,7 @@ class SearchProcess:
             self._command, self._heard_at = command, self.step
         new = self._command
         if new is not None and self._is_time(new):
-            self._command, self._obeyed = None, True
+            self._command = None
             self._obey(new)
 
     def _obey(self, new: Command) -> None:
@@ -290,13 +300,12 @@ class SearchProcess:
             return
         if isinstance(self.state, Done):
             self._drop_all()
-            if not new.check:  # training has changed: earlier measurements no longer apply
-                self.chosen = None
-        self._parts.begin(new)
+            self.chosen = None  # training has changed: earlier measurements no longer apply
+        self._trial, self._pieces, self._steps = new, 0, new.steps
         if isinstance(self.state, Ready):
             self.state.next_power_limit = new.setting.power_limit_mw
-            self._obeyed = False
         else:
+            self._due = False
             self._begin_trial(new)
 
     def _is_time(self, command: Command) -> bool:
@@ -335,74 +344,71 @@ class SearchProcess:
     # ------------------------------------------------------------------- the steps of a trial
 
     def _advance(self) -> None:
-        state = self.state
+        """Counts a step, and handles what has arrived."""
+        state, self._due = self.state, False
         if isinstance(state, Done):
             if self._watch is not None:
                 self._watch.steps += 1
                 if self.world > 1 and self._watch.steps % LISTEN_STEPS == 0:
                     self.listen()
             return
-        if self._opened_at == self.step:  # its setting was set late: the window has just begun
-            self._collect()
-            self.listen()
-            return
         state.steps -= 1
         self._due = state.steps <= 0
         if isinstance(state, (Warmup, Profiling)):
             self.searched += 1
         if self._due and isinstance(state, Profiling):
-            self._end_part(self._parts.target)
+            self._end_piece(self._target)
         self._collect()
         self.listen()
 
     def _proceed(self) -> None:
-        state, trial = self.state, self._parts.trial
+        """Starts what is next."""
+        state, trial = self.state, self._trial
         if isinstance(state, Done):
             if self._leads and self._watch is not None:
                 self._check(self._watch)
         elif self._due and isinstance(state, Ready):
-            if trial is None:
-                state.steps = 1  # the leader has not decided yet
-            else:
+            state.steps = 1  # unless the leader has decided
+            if trial is not None:
                 self._begin_trial(trial)
         elif self._due and trial is not None:
-            self._begin_part(trial)
+            self._begin_piece(trial)
 
     def _begin_trial(self, trial: Try) -> None:
-        def begin() -> None:
-            steps = min(trial.warmup_steps, self._stretches.longest_warmup)
-            if steps:
-                limit = trial.setting.power_limit_mw
-                self.state = Warmup(current_power_limit=limit, steps=steps)
-            else:
-                self._begin_part(trial)
-
-        if trial.setting != self.current:
+        steps = min(trial.warmup_steps, self._stretches.longest_warmup)
+        if steps:
+            self.state = Warmup(current_power_limit=trial.setting.power_limit_mw, steps=steps)
+        elif trial.setting != self.current:
             self.state = self._ready(trial.setting)
-        self._set(trial.setting, begin)
+        if self._hold(trial.setting) and not steps:
+            self._begin_piece(trial)
 
-    def _begin_part(self, trial: Try) -> None:
+    def _begin_piece(self, trial: Try) -> None:
         limit = trial.setting.power_limit_mw
-        self.state = Profiling(current_power_limit=limit, steps=self._parts.open())
-        self._opened_at = self.step
+        self._target = self._steps
+        self.state = Profiling(current_power_limit=limit, steps=self._target)
         self._measure("open", limit)
 
-    def _end_part(self, steps: int) -> None:
+    def _end_piece(self, steps: int) -> None:
         """Closes the window of some steps of the trial."""
         self._stretches.measured()
-        part = self._parts.close(steps)
-        if part is None:
+        trial = self._trial
+        if trial is None:
             self._drop()
-        elif self._close(part) and self._leader is not None:
-            self._leader.ran(part.trial, part.index, part.steps)
+            return
+        piece = Piece(trial=trial.trial, index=self._pieces, steps=steps)
+        self._pieces += 1
+        self._steps = trial.steps if steps >= self._steps else self._steps - steps
+        if self._close(piece, trial.setting) and self._leader is not None:
+            self._leader.ran(trial, piece.index, steps)
 
     def _cut(self, state: Profiling) -> None:
-        """Another command ends a part: with a single process, its complete steps count; with
-        several, whose parts would end at other steps, they do not.
+        """Another command ends a piece: with a single process, its complete steps count; with
+        several, whose pieces would end at other steps, they do not.
         """
-        steps = self._parts.target - state.steps
-        if self.world == 1 and 0 < steps < self._parts.target:
-            self._end_part(steps)
+        steps = self._target - state.steps
+        if self.world == 1 and 0 < steps < self._target:
+            self._end_piece(steps)
         else:
             self._drop()
 
@@ -419,12 +425,12 @@ class SearchProcess:
             self._effects.report(said, warn=True)
         if isinstance(state, Profiling):
             if steps:
-                self._end_part(steps)
+                self._end_piece(steps)
             else:
                 self._drop()
         if not self.over:
             self.state = self._ready(Setting(state.current_power_limit))
-            self._set(self._highest)
+            self._hold(self._highest)
 
     # --------------------------------------------------------------------------------- windows
 
@@ -438,12 +444,12 @@ class SearchProcess:
         self._open = limit_mw if what == "open" else None
         return window
 
-    def _close(self, part: Part | None) -> bool:
+    def _close(self, piece: Piece | None, setting: Setting) -> bool:
         """Closes the open window. Returns whether that succeeded."""
         window = None if self._open is None else self._measure("close", self._open)
         if window is None:
             return False
-        self._unread.append((part, window))
+        self._unread.append((piece, setting, window))
         return True
 
     def _drop(self) -> None:
@@ -455,144 +461,126 @@ class SearchProcess:
     def _collect(self) -> None:
         """Reads the energies that are available, in order."""
         while self._unread and not self.over:
-            part, window = self._unread[0]
+            piece, setting, window = self._unread[0]
             try:
                 found = self._effects.read(window)
             except ZeusBaseError as error:
                 self._unread.popleft()
-                self._unknown(part, error.message, lasting=error.__cause__ is not None)
+                self._unknown(piece, error.message, lasting=error.__cause__ is not None)
                 continue
             if found is None:
                 return
             self._unread.popleft()
-            if part is not None:
-                self._measured(part, *found)
+            if piece is not None:
+                self._measured(piece, setting, *found)
             elif self._watch is not None:
-                self._checked(self._watch, *found)
+                self._checked(self._watch, found[0], found[2])
 
-    def _measured(self, part: Part, joules: float, error_j: float, seconds: float) -> None:
-        setting = part.trial.setting
+    def _measured(
+        self,
+        piece: Piece,
+        setting: Setting,
+        joules: float,
+        error_j: float,
+        seconds: float,
+        limited_s: float | None,
+    ) -> None:
         if joules <= 0 and self._hello.gpus:
             self.give_up(
-                f"{part.steps} steps at {setting} were measured as 0 J; look at the GPU's sensors "
+                f"{piece.steps} steps at {setting} were measured as 0 J; look at the GPU's sensors "
                 "with `nvidia-smi -q -d POWER`"
             )
             return
-        self._tell(
-            Piece(
-                trial=part.trial.trial,
-                index=part.index,
-                steps=part.steps,
-                energy_j=joules,
-                energy_error_j=error_j,
-                time_s=seconds,
-            )
-        )
+        piece.energy_j, piece.energy_error_j = joules, error_j
+        piece.time_s, piece.limited_s = seconds, limited_s
+        self._tell(piece)
         self._effects.note(
             {
                 "power_limit_w": setting.power_limit_mw / 1000,
-                "step_time_s": seconds / part.steps,
-                "step_energy_j": joules / part.steps,
+                "step_time_s": seconds / piece.steps,
+                "step_energy_j": joules / piece.steps,
                 "power_w": joules / seconds,
             }
         )
 
-    def _unknown(self, part: Part | None, reason: str, lasting: bool) -> None:
+    def _unknown(self, piece: Piece | None, reason: str, lasting: bool) -> None:
         """The measurement of a window is unknown."""
-        if part is None:
+        if piece is None:
             self._effects.report(f"training is not checked this time: {reason}")
         elif lasting:
             self.give_up(f"energy cannot be measured: {reason}")
         else:
-            self._tell(Piece(trial=part.trial.trial, index=part.index, steps=part.steps))
+            self._tell(piece)
 
     def _forget(self) -> None:
         """Discards the windows whose energy was not read."""
         unread, self._unread = self._unread, deque()
-        for part, _ in unread:
-            if part is not None:
-                self._unknown(part, "it was interrupted", lasting=False)
+        for piece, _, _ in unread:
+            if piece is not None:
+                self._unknown(piece, "it was interrupted", lasting=False)
 
     # ------------------------------------------------------------------------ settings, silence
 
-    def _set(self, setting: Setting, then: Callable[[], None] | None = None) -> None:
-        """Sets a setting on all GPUs unless it is set, and then continues."""
+    def _hold(self, setting: Setting) -> bool:
+        """Sets a setting on all GPUs unless it is in force. Returns whether it is: zeusd may take
+        longer than a step may wait, so the next steps look again.
+        """
         if self.over:
-            return
-        if setting == self.current and not self._waiting:
-            if then is not None:
-                then()
-            return
-        self._wanted, self._then = setting, then or _nothing
-        self._settle(lambda: self._effects.set(setting))
-
-    def _settle(self, is_set: Callable[[], bool]) -> None:
-        """Continues if the wanted setting is set, and otherwise trains meanwhile."""
-        setting = self._wanted
+            return False
+        self._aim = setting
+        if setting == self.current:
+            return True
         try:
-            self._waiting = not is_set()
+            self._waiting = not self._effects.set(setting)
         except ZeusBaseError as error:
             self._waiting = False
-            if isinstance(error, ZeusGPUInvalidArgError) or setting.beside is not None:
-                self._refused(setting, error.message)
-            elif self.step or not isinstance(error, ZeusGPUNoPermissionError):
-                self._cannot_be_set(error.message)
-            else:
-                # A site may allow only processes that compute on the GPU to set limits. The model
-                # may be moved there before the first step, which tries again.
-                self._then = None
-            return
-        if self._waiting:
-            return
-        self.current = setting
-        self._answered()
-        then, self._then = self._then, None
-        if then is not None:
-            then()
+            self._refused(setting, error)
+            return False
+        self.current = None if self._waiting else setting
+        return not self._waiting
 
-    def _refused(self, setting: Setting, reason: str) -> None:
-        """The GPUs do not accept this setting: the search excludes it."""
-        if setting == self._highest or isinstance(self.state, Done):
-            self._cannot_be_set(reason)
+    def _refused(self, setting: Setting, error: ZeusBaseError) -> None:
+        """The GPUs do not accept this setting: the search excludes it, if it can."""
+        varies = isinstance(error, ZeusGPUInvalidArgError) or setting.beside is not None
+        if not (varies or self.step) and isinstance(error, ZeusGPUNoPermissionError):
+            # A site may allow only processes that compute on the GPU to set limits. The model may
+            # be moved there before the first step, which tries again.
             return
-        self._parts.trial = None
+        if not varies or setting == self._highest or isinstance(self.state, Done):
+            self.give_up(f"the power limit cannot be set: {error.message}")
+            return
+        self._trial = None
         self.current = None  # some of several GPUs may have accepted it
         self.state = self._ready(self._highest)
-        trouble = Trouble(reason=reason, setting=setting)
-        self._set(self._highest, lambda: self._tell(trouble))
+        self._hold(self._highest)
+        self._tell(Trouble(reason=error.message, setting=setting))
 
-    def _cannot_be_set(self, reason: str) -> None:
-        self.give_up(f"the power limit cannot be set: {reason}")
-
-    def _silent(self, answers: bool) -> None:
-        """zeusd does not answer, and the current measurement may be at another setting; or one is
-        still being set.
-        """
-        if not answers:
-            self._set_aside()
+    def _silent(self) -> None:
+        """zeusd does not answer, or a setting is still being set."""
+        if self.over:
+            return
+        if self._silent_since is None:
+            self._silent_since, self._silence_reported = (self._now_s, self.step), False
+        if self._silence_reported or self._now_s - self._silent_since[0] < SILENT_S:
+            return
+        self._silence_reported = True
+        held = "" if self.current is None else f" at {self.current}"
         what = "check" if isinstance(self.state, Done) else "search"
-        said = self._silence.go_on(self._now_s, self.step, self.current, what)
-        if said:
-            self._effects.report(said, warn=True)
-        if self._waiting:
-            self._settle(self._effects.is_set)
+        self._effects.report(
+            f"zeusd has not answered for {SILENT_S:g} s: training continues{held}; the {what} of "
+            "power limits resumes when zeusd answers",
+            warn=True,
+        )
 
     def _answered(self) -> None:
         """zeusd answers, perhaps again: steps of its silence do not count for the search."""
-        if self._silence.lasts:
-            if self._silence.reported:
-                self._effects.report("zeusd answers again")
-            if self._leader is not None:
-                self._leader.waited(self.step - self._silence.since_step)
-            self._silence.forget()
-
-    def _hold_again(self) -> None:
-        """zeusd answers again, or a lease was lost: another setting may be in force."""
-        self._set_aside()
-        self._answered()
-        self.current = None
-        chosen = self.chosen if isinstance(self.state, Done) else None
-        self._set(self._highest if chosen is None else chosen.setting, self._then)
+        since, self._silent_since = self._silent_since, None
+        if since is None:
+            return
+        if self._silence_reported:
+            self._effects.report("zeusd answers again")
+        if self._leader is not None:
+            self._leader.waited(self.step - since[1])
 
     def _set_aside(self) -> None:
         """Discards the current measurement; the trial restarts with its warm-up."""
@@ -605,49 +593,40 @@ class SearchProcess:
     # ------------------------------------------------------------------------------ the choice
 
     def _choose(self, command: Choose) -> None:
-        again = self.chosen is not None
-        self.chosen, chosen = command, command.chosen
-        self.state = _done(command)
-
-        def go_on() -> None:
-            if self._adaptive:
-                watch = Watch(chosen, loaded=self.searched == 0, power=self.world == 1)
-                if self._watch is not None:
-                    watch.follow(self._watch, again)
-                self._watch = watch
-            first = command.estimates[0]
-            self._effects.note(
-                {
-                    "chosen_power_limit_w": chosen.power_limit_mw / 1000,
-                    "energy_saving": 1 - chosen.energy_j / first.energy_j,
-                    "slowdown": chosen.time_s / first.time_s - 1,
-                }
-            )
-
+        again, chosen = self.chosen is not None, command.chosen
+        self.chosen, self.state = command, _done(command)
+        if self._adaptive:
+            watch = Watch(chosen, power=self.world == 1)
+            if self._watch is not None:
+                watch.follow(self._watch, again)
+            self._watch = watch
+        first = command.estimates[0]
         self._effects.report(f"optimal power limit: {command.setting}")
-        self._set(command.setting, go_on)
+        self._effects.note(
+            {
+                "chosen_power_limit_w": chosen.power_limit_mw / 1000,
+                "energy_saving": 1 - chosen.energy_j / first.energy_j,
+                "slowdown": chosen.time_s / first.time_s - 1,
+            }
+        )
+        self._hold(command.setting)
 
     def _check(self, watch: Watch) -> None:
-        """Whether the choice is to be verified, or a check to begin or to end, as of this step."""
+        """Whether a check is to begin or to end, as of this step."""
         if self._open is not None:
             if watch.steps - watch.opened >= WINDOW_STEPS:
-                self._close(None)
+                self._close(None, watch.chosen.setting)
         elif self._unread:
             self._collect()
-        elif watch.must_verify(self._highest):
-            if self._leader is not None:
-                self._leader.check(self._now_s, self.step)
-            self.listen()
         elif watch.steps >= watch.next:
             watch.opened = watch.steps
             self._measure("open", watch.chosen.power_limit_mw)
 
-    def _checked(self, watch: Watch, joules: float, error_j: float, seconds: float) -> None:
+    def _checked(self, watch: Watch, joules: float, seconds: float) -> None:
         """Handles the result of a check: restarts the search if training has changed."""
         what = watch.changed(joules, seconds)
         if what is None:
             return
-        watch.verified = False
         self._effects.report(f"training has changed ({what}): power limits are measured again")
         if self._leader is not None:
             self._leader.again(self._now_s, self.step)
@@ -675,7 +654,3 @@ def _done(choice: Choose) -> Done:
         optimal_power_profile=setting.power_profile,
         optimal_clock=setting.graphics_clock,
     )
-
-
-def _nothing() -> None:
-    pass

@@ -3,9 +3,9 @@
 Time per step and mean power are each estimated on a logarithmic scale, relative to the highest
 limit that was measured. Below the power that the job draws by itself, time grows and power falls
 with the limit, steeper the lower; above it nothing changes. This gives the mean and the two slopes;
-the rest is a smooth deviation, an independent one for each limit, and a drift over the search (a
-GPU that warms up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine
-Learning", 2006, chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
+the rest is a smooth deviation, and an independent one for each limit. Source of the method:
+Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, chapter 2; of the shape: You,
+Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
 
 Plain Python: a decision takes some thousand operations, and training jobs do not need NumPy for it.
 """
@@ -17,14 +17,14 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import PositiveFloat, PositiveInt
+
 from zeus.optimizer.power_limit.settings import Setting
 
 STEP_NOISE = 0.03
 """Prior spread of single steps, as a fraction, ..."""
 STEP_NOISE_WEIGHT = 3.0
 """... and its weight in chunks."""
-DRIFT = 0.01
-"""How far time and power may drift over the whole search, one standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,20 @@ class SettingSample(Setting):
         time_s: Time of all of them, in the slowest process.
         energy_error_j: Uncertainty of their energy, two standard deviations.
         position: Training steps between the beginning of the search and the sample's middle.
+        limited_s: Time in which power limited the clocks of a GPU; None: not counted.
     """
 
-    steps: int
-    energy_j: float
-    time_s: float
+    steps: PositiveInt
+    energy_j: PositiveFloat
+    time_s: PositiveFloat
     energy_error_j: float = 0.0
     position: float = 0.0
+    limited_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step."""
+        return self.time_s / self.steps
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,18 @@ class LimitEstimate(Setting):
     steps: int
     time_ratio_error: float = 0.0
     energy_ratio_error: float = 0.0
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of all GPUs together."""
+        return self.energy_j / self.time_s
+
+    @property
+    def power_error(self) -> float:
+        """Standard deviation of `power_w`, as a fraction of it: a longer step is more work at about
+        the same power.
+        """
+        return math.sqrt(self.energy_error**2 - (1 - 1 / 9) * self.time_error**2)
 
 
 @dataclass(frozen=True)
@@ -99,12 +118,11 @@ _POWER = _Shape(-0.9, 0.0, level=0.05, slope=0.1, bend=0.1, smooth=0.03)
 
 @dataclass(frozen=True)
 class _Point:
-    """A point of the process: a limit, and how long ago it was measured."""
+    """A point of the process: a limit, and how far it is below the job's own draw."""
 
     limit_mw: int
     log: float
     below: float
-    age: float
 
 
 class _Process:
@@ -160,7 +178,6 @@ class _Process:
         product = a.below * b.below
         value = shape.level**2 + shape.slope**2 * product + shape.bend**2 * product**2
         value += shape.smooth**2 * math.exp(-(((a.log - b.log) / _LENGTH) ** 2) / 2)
-        value += DRIFT**2 * a.age * b.age
         return value + (_OWN**2 if a.limit_mw == b.limit_mw else 0.0)
 
 
@@ -194,10 +211,10 @@ def step_noise(samples: Sequence[SettingSample]) -> float:
     """
     squares = STEP_NOISE_WEIGHT * STEP_NOISE**2
     degrees = STEP_NOISE_WEIGHT
-    for group in visits(samples):
-        mean = sum(one.time_s for one in group) / sum(one.steps for one in group)
-        squares += sum(one.steps * math.log(one.time_s / one.steps / mean) ** 2 for one in group)
-        degrees += len(group) - 1
+    for stay in visits(samples):
+        mean_s = merged(stay).step_s
+        squares += sum(one.steps * math.log(one.step_s / mean_s) ** 2 for one in stay)
+        degrees += len(stay) - 1
     return math.sqrt(squares / degrees)
 
 
@@ -215,134 +232,88 @@ def visits(samples: Sequence[SettingSample]) -> list[list[SettingSample]]:
     return groups
 
 
+def merged(samples: Sequence[SettingSample]) -> SettingSample:
+    """Samples of one limit as one."""
+    steps = sum(one.steps for one in samples)
+    return SettingSample(
+        samples[0].power_limit_mw,
+        steps,
+        sum(one.energy_j for one in samples),
+        sum(one.time_s for one in samples),
+        math.hypot(*(one.energy_error_j for one in samples)),
+    )
+
+
+def averages(samples: Sequence[SettingSample]) -> list[LimitEstimate]:
+    """The averages of each measured limit, descending."""
+    noise = step_noise(samples)
+    found = []
+    for limit in sorted({one.power_limit_mw for one in samples}, reverse=True):
+        own = merged([one for one in samples if one.power_limit_mw == limit])
+        error = noise / math.sqrt(own.steps)
+        errors = error, math.hypot(error, own.energy_error_j / 2 / own.energy_j)
+        found.append(LimitEstimate(limit, own.step_s, own.energy_j / own.steps, *errors, own.steps))
+    return found
+
+
 class Estimates:
-    """Learns from samples.
+    """The estimates of all limits.
 
     Args:
         limits_mw: All limits, mW, descending.
+        samples: At least one.
         gpus: Number of GPUs included in the energies.
-        horizon: Steps over which `DRIFT` may happen.
     """
 
-    def __init__(self, limits_mw: Sequence[int], gpus: int, horizon: float) -> None:
-        self.limits_mw = list(limits_mw)
-        self.gpus = gpus
-        self.horizon = max(1.0, horizon)
-        self.samples: list[SettingSample] = []
-
-    def add(self, sample: SettingSample) -> None:
-        """Adds a sample."""
-        self.samples.append(sample)
-
-    def steps_at(self, power_limit_mw: int) -> int:
-        """The number of steps measured at a limit."""
-        return sum(one.steps for one in self.samples if one.power_limit_mw == power_limit_mw)
-
-    def step_noise(self) -> float:
-        """See the function of this name."""
-        return step_noise(self.samples)
-
-    def draw_mw(self) -> float:
-        """Mean power of a GPU at the highest measured limit.
-
-        Raises:
-            ValueError: There is no sample.
-        """
-        if not self.samples:
-            raise ValueError("nothing was measured yet")
-        energy_j, time_s, _ = self._total(max(one.power_limit_mw for one in self.samples))
-        return energy_j / time_s / self.gpus * 1000
-
-    def step_s(self) -> float:
-        """Mean time of a step at the highest measured limit.
-
-        Raises:
-            ValueError: There is no sample.
-        """
-        if not self.samples:
-            raise ValueError("nothing was measured yet")
-        highest = max(one.power_limit_mw for one in self.samples)
-        return self._total(highest)[1] / self.steps_at(highest)
-
-    def fall_at(self, power_limit_mw: int) -> tuple[float, float]:
-        """The relative reduction of power compared with the highest limit, and its standard
-        deviation.
-        """
-        highest = self._total(max(one.power_limit_mw for one in self.samples))
-        energy_j, time_s, error = self._total(power_limit_mw)
-        ratio = energy_j / time_s * highest[1] / highest[0]
-        return 1 - ratio, ratio * math.hypot(error, highest[2])
-
-    def _total(self, power_limit_mw: int) -> tuple[float, float, float]:
-        """Energy and time of all samples at a limit, and the standard deviation of the power."""
-        own = [one for one in self.samples if one.power_limit_mw == power_limit_mw]
-        energy_j = sum(one.energy_j for one in own)
-        sensor = math.hypot(*(one.energy_error_j / 2 for one in own)) / energy_j
-        noise = self.step_noise() / 3 / math.sqrt(sum(one.steps for one in own))
-        return energy_j, sum(one.time_s for one in own), math.hypot(sensor, noise)
-
-    def posterior(self, position: float) -> Posterior:
-        """Returns the estimates as of a position in the search.
-
-        Raises:
-            ValueError: There is no sample.
-        """
-        if not self.samples:
-            raise ValueError("nothing was measured yet")
-        return Posterior(self, position)
-
-
-class Posterior:
-    """The estimates of all limits as of one time. Made by `Estimates.posterior`."""
-
-    def __init__(self, source: Estimates, position: float) -> None:
-        self._limits = source.limits_mw
-        self._steps = [source.steps_at(limit) for limit in self._limits]
-        noise = source.step_noise()
-        stays = visits(source.samples)
-        times: list[tuple[float, float]] = []
-        powers: list[tuple[float, float]] = []
-        for group in stays:
-            steps = sum(one.steps for one in group)
-            time_s = sum(one.time_s for one in group)
-            energy_j = sum(one.energy_j for one in group)
-            sensor = sum(one.energy_error_j for one in group) / 2 / energy_j
-            times.append((math.log(time_s / steps), noise**2 / steps))
-            # A longer step is more work at about the same power.
-            powers.append((math.log(energy_j / time_s), (noise / 3) ** 2 / steps + sensor**2))
+    def __init__(
+        self, limits_mw: Sequence[int], samples: Sequence[SettingSample], gpus: int
+    ) -> None:
+        self._steps = dict.fromkeys(limits_mw, 0)
+        noise = step_noise(samples)
+        stays = [merged(stay) for stay in visits(samples)]
+        for one in stays:
+            self._steps[one.power_limit_mw] = self._steps.get(one.power_limit_mw, 0) + one.steps
         # The job's own power is seen where nothing caps it.
-        base = max(range(len(stays)), key=lambda at: stays[at][0].power_limit_mw)
-        self._natural_mw = math.exp(powers[base][0]) / source.gpus * 1000
-        points = [
-            self._point(group[0].power_limit_mw, (_middle(group) - position) / source.horizon)
-            for group in stays
-        ]
-        grid = [self._point(limit, 0.0) for limit in self._limits]
+        base = max(stays, key=lambda one: one.power_limit_mw)
+        natural_mw = base.energy_j / base.time_s / gpus * 1000
 
-        def process(shape: _Shape, values: list[tuple[float, float]]) -> _Process:
-            observed = [(point, *value) for point, value in zip(points, values, strict=True)]
-            return _Process(shape, values[base][0], observed, grid)
+        def point(limit_mw: int) -> _Point:
+            # A job's peaks are capped a little before its mean.
+            below = max(0.0, math.log(1.04 * natural_mw / limit_mw))
+            return _Point(limit_mw, math.log(limit_mw), below)
 
-        self._time = process(_TIME, times)
-        self._power = process(_POWER, powers)
+        grid = [point(limit) for limit in limits_mw]
+        times: list[tuple[_Point, float, float]] = []
+        powers: list[tuple[_Point, float, float]] = []
+        for one in stays:
+            at = point(one.power_limit_mw)
+            sensor = one.energy_error_j / 2 / one.energy_j
+            times.append((at, math.log(one.step_s), noise**2 / one.steps))
+            # A longer step is more work at about the same power.
+            power = math.log(one.energy_j / one.time_s)
+            powers.append((at, power, (noise / 3) ** 2 / one.steps + sensor**2))
+        self._limits_mw = list(limits_mw)
+        self._time = _Process(_TIME, math.log(base.step_s), times, grid)
+        self._power = _Process(_POWER, math.log(base.energy_j / base.time_s), powers, grid)
 
-    def estimates(self) -> list[LimitEstimate]:
+    def limits(self) -> list[LimitEstimate]:
         """One for each limit, measured or not."""
         found = []
-        for i, limit in enumerate(self._limits):
+        for i, limit in enumerate(self._limits_mw):
             time_var, power_var = self._time.covariance[i][i], self._power.covariance[i][i]
             time_s = math.exp(self._time.mean[i])
             energy_j = time_s * math.exp(self._power.mean[i])
             errors = math.sqrt(max(0.0, time_var)), math.sqrt(max(0.0, time_var + power_var))
             time_off, power_off = self._time.off_the_first(i), self._power.off_the_first(i)
             ratios = math.sqrt(time_off), math.sqrt(time_off + power_off)
-            found.append(LimitEstimate(limit, time_s, energy_j, *errors, self._steps[i], *ratios))
+            steps = self._steps[limit]
+            found.append(LimitEstimate(limit, time_s, energy_j, *errors, steps, *ratios))
         return found
 
     def curves(
         self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]
     ) -> list[LimitCurve]:
-        """Draws random curves from the posterior.
+        """Draws random curves.
 
         Args:
             normals: For each curve, two rows of independent normal numbers, one for each limit.
@@ -353,12 +324,3 @@ class Posterior:
             power_w = [math.exp(one) for one in self._power.draw(for_power)]
             curves.append(LimitCurve(time_s, [t * p for t, p in zip(time_s, power_w, strict=True)]))
         return curves
-
-    def _point(self, limit_mw: int, age: float) -> _Point:
-        # A job's peaks are capped a little before its mean.
-        below = max(0.0, math.log(1.04 * self._natural_mw / limit_mw))
-        return _Point(limit_mw, math.log(limit_mw), below, age)
-
-
-def _middle(group: Sequence[SettingSample]) -> float:
-    return sum(one.position * one.steps for one in group) / sum(one.steps for one in group)

@@ -45,27 +45,23 @@ class HeldSetting:
         self._changed, self._tried = threading.Event(), threading.Event()
         self._behind: threading.Thread | None = None
         self._wanted: Setting | None = None
+        self._asked = False  # for a setting whose outcome is not known yet
         self._beside: dict[Kind, bool] = {}  # what was tried beside a limit: whether it was set
         self._outcome: _Outcome = False
 
     def set(self, setting: Setting) -> bool:
-        """Sets a setting on all GPUs. Returns False if this takes longer than training may wait;
-        see `is_set`. Acquires a lost lease again, as after the program was stopped.
+        """Sets a setting on all GPUs, and returns whether it is set. If this takes longer than
+        training may wait, False: the next call for the same setting only looks. Acquires a lost
+        lease again, as after the program was stopped.
 
         Raises:
             ZeusBaseError: It cannot be set.
         """
-        self._want(setting, wait=True)
-        return self.is_set()
-
-    def is_set(self) -> bool:
-        """Whether it is set, or released, by now; once. Takes no time.
-
-        Raises:
-            ZeusBaseError: It cannot be set.
-        """
+        if not (self._asked and setting == self._wanted):
+            self._want(setting, wait=True)
         with self._guard:
             outcome, self._outcome = self._outcome, False
+        self._asked = not outcome
         if isinstance(outcome, ZeusBaseError):
             raise outcome
         return outcome
@@ -74,6 +70,7 @@ class HeldSetting:
         """Restores the setting. Does not wait for a zeusd that does not answer, or has not set one
         yet.
         """
+        self._asked = False
         self._want(None, wait=self._behind is None and _node.answers())
 
     def _want(self, wanted: Setting | None, wait: bool) -> None:

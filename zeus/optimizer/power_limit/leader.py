@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
+from zeus.optimizer.power_limit.estimates import SettingSample
 from zeus.optimizer.power_limit.messages import (
     Choose,
     Command,
@@ -24,7 +24,7 @@ from zeus.optimizer.power_limit.messages import (
     Try,
 )
 from zeus.optimizer.power_limit.search import LimitTrial
-from zeus.optimizer.power_limit.settings import Beside, Setting
+from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.variants import SettingsSearch
 
 log = logging.getLogger(__name__)
@@ -35,23 +35,6 @@ SILENCE_STEPS = 20
 """... and by this many of the leader's steps beyond those of two trials, is excluded."""
 AHEAD = 2
 """Steps from a command to its start, so that all start it at the same step."""
-
-
-@dataclass(frozen=True)
-class Participants:
-    """All processes that train together, once they have said hello.
-
-    Attributes:
-        gpus: The product name of each GPU, all processes' in order.
-        min_mw: The lowest limit that all accept, mW.
-        max_mw: The highest limit that all accept, mW.
-        beside: What to search beside limits: what all offer.
-    """
-
-    gpus: list[str]
-    min_mw: int
-    max_mw: int
-    beside: tuple[Beside, ...] = ()
 
 
 @dataclass
@@ -73,7 +56,6 @@ class Leader:
     Args:
         world: Number of processes that train together.
         begin: Creates the search once all are known; raises ValueError if it cannot.
-        choose: Returns the choice from estimates; raises ValueError if there is none.
         save: Called with the search, its position, and whether the choice is made, when it leaves a
             setting, when measurements arrive, and at the choice.
     """
@@ -81,16 +63,13 @@ class Leader:
     def __init__(
         self,
         world: int,
-        begin: Callable[[Participants], SettingsSearch],
-        choose: Callable[[list[LimitEstimate], Participants], LimitEstimate],
-        save: Callable[[SettingsSearch, Participants, int, bool], None],
+        begin: Callable[[RankHello], SettingsSearch],
+        save: Callable[[SettingsSearch, int, bool], None],
     ) -> None:
         self.world = world
         self.search: SettingsSearch | None = None
-        self.participants: Participants | None = None
         self.over = False
         self._begin = begin
-        self._choose = choose
         self._save = save
         self._hellos: dict[int, RankHello] = {}
         self._first_s: float | None = None
@@ -99,9 +78,6 @@ class Leader:
         self._trials = 0
         self._heard: dict[int, tuple[float, int]] = {}
         self._commands: list[Command] = []
-        self._missing: set[tuple[int, int]] = set()
-        self._chosen: LimitEstimate | None = None
-        self._checks = False  # whether a choice is being checked, which stays in force
         self._sampled = False  # whether the trial has a sample
         self._enough = False  # whether the steps run of it have samples
         self._explained: set[str] = set()  # why profiles or clocks that were wanted are left out
@@ -124,8 +100,6 @@ class Leader:
                 self._start()
         elif isinstance(message, Trouble):
             self._trouble(rank, message)
-        elif not message.time_s:
-            self._miss((message.trial, message.index))
         else:
             self._piece(rank, message)
 
@@ -133,16 +107,12 @@ class Leader:
         """This process has measured a piece of a trial; its measurement will follow."""
         if self.search is None or self.over:
             return
-        if (trial.trial, index) in self._missing:
-            return
         shared = self._shared.setdefault((trial.trial, index), self._new_shared(trial))
         shared.position = self.position - steps / 2
         shared.steps = steps
         # Once enough steps were run, all continue until the next command, and no one waits for
         # those pieces.
         shared.counts = self._is_current(trial.trial) and not self._enough
-        if shared.counts:
-            self.search.ran(trial.setting, steps)
         self._decide()
 
     def tick(self, now_s: float, step: int) -> None:
@@ -191,19 +161,6 @@ class Leader:
         """This many steps could not be measured: they do not count for the search."""
         self._start_step += steps
 
-    def check(self, now_s: float, step: int) -> None:
-        """The choice is some steps old: measures again what it depends on."""
-        chosen = self._chosen
-        if self.search is None or chosen is None or not self.over:
-            return
-        self._now_s, self._step = now_s, step
-        self.over, self._checks = False, True
-        self._shared.clear()
-        self._heard = dict.fromkeys(range(self.world), (now_s, step))
-        self._trial = None
-        self.search.check(chosen.setting, self.position)
-        self._decide()
-
     # ----------------------------------------------------------------------------- internals
 
     @property
@@ -221,29 +178,27 @@ class Leader:
     def _start(self) -> None:
         hellos = [self._hellos[rank] for rank in range(self.world)]
         offered = [hello.beside for hello in hellos if hello.gpus] or [[]]
-        self.participants = Participants(
-            [gpu for hello in hellos for gpu in hello.gpus],
-            max(hello.min_mw for hello in hellos),
-            min(hello.max_mw for hello in hellos),
-            tuple(one for one in offered[0] if all(one in others for others in offered)),
+        participants = RankHello(
+            gpus=[gpu for hello in hellos for gpu in hello.gpus],
+            min_mw=max(hello.min_mw for hello in hellos),
+            max_mw=min(hello.max_mw for hello in hellos),
+            beside=[one for one in offered[0] if all(one in others for others in offered)],
         )
-        self._checks = False
         self._shared.clear()
-        self._missing.clear()
         self._heard = dict.fromkeys(range(self.world), (self._now_s, self._step))
         self._trial, self._start_step = None, self._step
         self._sampled = self._enough = False
-        if not self.participants.gpus:
+        if not participants.gpus:
             self._stop(
                 "no process of this job sees the die of each card, or the first partition of each "
                 "package, that has the power limit; make it visible"
             )
             return
-        if self.participants.min_mw > self.participants.max_mw:
+        if participants.min_mw > participants.max_mw:
             self._stop("there is no power limit that all GPUs of this job take")
             return
         try:
-            self.search = self._begin(self.participants)
+            self.search = self._begin(participants)
         except ValueError as error:
             self._stop(str(error))
             return
@@ -253,8 +208,6 @@ class Leader:
     def _piece(self, rank: int, piece: Piece) -> None:
         self._left(rank, piece.trial)
         key = piece.trial, piece.index
-        if key in self._missing:
-            return
         shared = self._shared.get(key)
         if shared is None:
             if self._trial is None or piece.trial < self._trial.trial:
@@ -263,13 +216,14 @@ class Leader:
         shared.parts[rank] = piece
         if len(shared.parts) < self.world or self.search is None:
             return
+        if not all(one.time_s for one in shared.parts.values()):
+            self._lose(key)  # several may be at once, and a decision takes milliseconds
+            return
         del self._shared[key]
         parts = [shared.parts[rank] for rank in range(self.world)]
         steps, trial = shared.steps, shared.trial
         current = self._is_current(piece.trial)
         self._sampled = self._sampled or current
-        if not shared.counts:
-            self.search.ran(trial.setting, steps)
         self.search.add(
             SettingSample(
                 trial.setting.power_limit_mw,
@@ -278,11 +232,12 @@ class Leader:
                 max(part.time_s / part.steps for part in parts) * steps,
                 sum(part.energy_error_j / part.steps for part in parts) * steps,
                 shared.position,
+                _limited_s(parts, steps),
                 beside=trial.setting.beside,
             )
         )
-        if not current and self.participants is not None:
-            self._save(self.search, self.participants, self.position, False)
+        if not current:
+            self._save(self.search, self.position, False)
         self._decide()
 
     def _new_shared(self, trial: Try) -> _Shared:
@@ -297,17 +252,9 @@ class Leader:
             if key[0] < trial and rank not in shared.parts:
                 self._lose(key)
 
-    def _miss(self, key: tuple[int, int]) -> None:
-        self._missing.add(key)
-        self._lost = True  # several may be missed at once, and a decision takes milliseconds
-        if key in self._shared:
-            self._lose(key)
-
     def _lose(self, key: tuple[int, int]) -> None:
         shared = self._shared.pop(key)
-        if shared.counts and self.search is not None:
-            self.search.lost(shared.trial.setting, shared.steps)
-            self._lost = True
+        self._lost = self._lost or shared.counts
 
     def _trouble(self, rank: int, trouble: Trouble) -> None:
         setting, search = trouble.setting, self.search
@@ -330,25 +277,27 @@ class Leader:
         self._decide()
 
     def _decide(self) -> None:
-        search, participants = self.search, self.participants
-        if search is None or participants is None or self.over:
+        search = self.search
+        if search is None or self.over:
             return
         self._lost = False
         current = None if self._trial is None else self._trial.setting
-        trial = search.next(current, self.position)
+        awaited = [one for one in self._shared.values() if one.counts]
+        outstanding = [(one.trial.setting, one.steps) for one in awaited]
+        trial = search.next(current, self.position, outstanding)
         self._enough = trial is None or trial.setting != current
         if trial is None:
-            if not search.pending:
-                self._finish(search, participants)
+            if not outstanding:
+                self._finish(search)
         elif self.world == 1 or self._trial is None or self._sampled or not self._enough:
-            self._try(trial, search, participants)
+            self._try(trial, search)
         # else: every process must have measured a part of a trial before any may leave it
 
-    def _try(self, trial: LimitTrial, search: SettingsSearch, participants: Participants) -> None:
+    def _try(self, trial: LimitTrial, search: SettingsSearch) -> None:
         if not self._enough and not trial.warmup_steps:
             return  # unchanged until the next command
         if self._trial is not None:
-            self._save(search, participants, self.position, False)
+            self._save(search, self.position, False)
         self._trials += 1
         self._longest = max(self._longest, trial.warmup_steps + trial.steps)
         self._sampled = self._enough = False
@@ -357,25 +306,30 @@ class Leader:
             setting=trial.setting,
             warmup_steps=trial.warmup_steps,
             steps=trial.steps,
-            check=self._checks,
         )
         self._commands.append(self._trial)
 
-    def _finish(self, search: SettingsSearch, participants: Participants) -> None:
-        estimates = search.estimates(self.position)
+    def _finish(self, search: SettingsSearch) -> None:
+        estimates = search.estimates()
         try:
-            chosen = self._choose(estimates, participants)
+            chosen = search.best(estimates)
         except ValueError as error:
             self._stop(str(error))
             return
-        self.over, self._chosen = True, chosen
-        self._save(search, participants, self.position, True)
+        self.over = True
+        self._save(search, self.position, True)
         choice = Choose(setting=chosen.setting, estimates=estimates, reason=search.reason)
         self._commands.append(choice)
 
     def _stop(self, reason: str) -> None:
         self.over = True
         self._commands.append(Stop(reason=reason))
+
+
+def _limited_s(parts: list[Piece], steps: int) -> float | None:
+    """The time in which power limited a GPU of the process that it limited most."""
+    known = [one.limited_s / one.steps for one in parts if one.limited_s is not None]
+    return max(known) * steps if len(known) == len(parts) else None
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -20,9 +20,10 @@ from zeus.optimizer.power_limit.settings import Beside, Setting
 
 
 class RankHello(BaseModel):
-    """The capabilities of a process. Limits in mW, the highest that it may set last (0: its GPUs
-    have none to set), and what to search beside them. Without GPUs: other processes set the limits
-    of its GPUs, and count their energy.
+    """The capabilities of a process, or what all of them together can do. The product name of each
+    GPU; limits in mW, the highest that it may set last (0: its GPUs have none to set), and what to
+    search beside them. Without GPUs: other processes set the limits of its GPUs, and count their
+    energy.
     """
 
     kind: Literal["hello"] = "hello"
@@ -34,7 +35,8 @@ class RankHello(BaseModel):
 
 class Piece(BaseModel):
     """Measurement of some steps of a trial, on all GPUs of this process. A time of 0: it will not
-    be known, and the steps are run again.
+    be known, and the steps are run again. `limited_s`: time in which power limited a GPU's clocks;
+    None: not counted.
     """
 
     kind: Literal["piece"] = "piece"
@@ -44,6 +46,7 @@ class Piece(BaseModel):
     energy_j: NonNegativeFloat = 0.0
     energy_error_j: float = 0.0
     time_s: NonNegativeFloat = 0.0
+    limited_s: float | None = None
 
 
 class Trouble(BaseModel):
@@ -58,17 +61,13 @@ Message = RankHello | Piece | Trouble
 
 
 class Try(BaseModel):
-    """Hold a setting from a step on and measure in pieces until another command comes.
-
-    With `check`, the choice stays until there is another.
-    """
+    """Hold a setting from a step on and measure in pieces until another command comes."""
 
     kind: Literal["try"] = "try"
     trial: int
     setting: Setting
     warmup_steps: int
     steps: int
-    check: bool = False
     from_step: int = 0
 
 

@@ -345,7 +345,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         leader = self._effects.leader
         if self.estimates or leader is None or leader.search is None:
             return self.estimates
-        return leader.search.estimates(leader.position)
+        return leader.search.estimates()
 
     # --------------------------------------------------------------------------------- internals
 

@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
-from zeus.optimizer.power_limit.choice import best, choose, measurements
+from zeus.optimizer.power_limit.choice import best, measurements
 from zeus.optimizer.power_limit.estimates import LimitCurve, LimitEstimate
-from zeus.optimizer.power_limit.leader import Participants
+from zeus.optimizer.power_limit.messages import RankHello
 from zeus.optimizer.power_limit.profile import (
     PowerLimitMeasurement,
     Profile,
     ProfileError,
     ProfileFile,
-    SampleRow,
 )
 from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName, expected_steps, piece
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
@@ -60,7 +59,9 @@ class LimitPlanner:
         self.file = file
         self.beside = tuple(beside)
         self.limits_mw: list[int] = []
-        self._selector = ZeusCost(eta_knob=0.5) if selector is None else selector
+        self._given = ZeusCost(eta_knob=0.5) if selector is None else selector
+        self._selector = self._given  # for all GPUs that train together
+        self._participants = RankHello(gpus=[], min_mw=0, max_mw=0)
         self._saved: list[Profile] = []
 
     def read_profile(self) -> bool:
@@ -83,31 +84,33 @@ class LimitPlanner:
         """Reads it in the process of rank 0."""
         return framework.rank() == 0 and self.read_profile()
 
-    def begin(self, participants: Participants) -> SettingsSearch:
+    def begin(self, participants: RankHello) -> SettingsSearch:
         """Creates the search for these GPUs, with what is known about them."""
+        self._participants = participants
+        if isinstance(self._given, ZeusCost):
+            self._selector = self._given.of(len(participants.gpus))
         self.limits_mw = scan(participants.min_mw, participants.max_mw, self.step_mw)
         saved = self._fitting(participants)
         if saved is None:
-            return self._make(self.limits_mw, participants)
-        samples = [
-            one
-            for one in saved.as_samples(self.profile_steps)
-            if one.beside is None or one.beside in participants.beside
-        ]
-        same = saved.selector in (None, _describe(self._for(participants)))
-        searched = _searched(participants)
-        if not same or any(getattr(saved, name) != of for name, of in searched.items()):
-            # Its steps were spent with another selector.
-            search = self._make(self.limits_mw, participants)
-            search.resume([replace(one, position=one.position - saved.position) for one in samples])
-            return search
-        measured = {round(row.power_limit * 1000) for row in saved.measurements}
-        search = self._make(sorted(measured.union(self.limits_mw), reverse=True), participants)
-        search.resume(samples, saved.position)
-        search.settled = saved.complete
+            return self._make(self.limits_mw)
+        same = saved.selector in (None, _describe(self._selector))
+        same = same and all(getattr(saved, name) == of for name, of in self._searched.items())
+        # The steps of another selector do not count.
+        position = saved.position if same else 0
+        limits = {round(one.power_limit * 1000) for one in saved.measurements} if same else set()
+        search = self._make(sorted(limits.union(self.limits_mw), reverse=True))
+        search.resume(
+            [
+                replace(one, position=one.position - saved.position + position)
+                for one in saved.as_samples(self.profile_steps)
+                if one.beside is None or one.beside in participants.beside
+            ],
+            position,
+        )
+        search.settled = same and saved.complete
         return search
 
-    def _fitting(self, participants: Participants) -> Profile | None:
+    def _fitting(self, participants: RankHello) -> Profile | None:
         """Returns the first saved profile that fits these GPUs."""
         saved, self._saved = self._saved, []  # do not read again what is being measured again
         for one in saved:
@@ -118,14 +121,14 @@ class LimitPlanner:
             warn(f"{path} {reason}. It is measured again and replaced.")
         return None
 
-    def choose(self, estimates: Sequence[LimitEstimate], of: Participants) -> LimitEstimate:
+    def choose(self, estimates: Sequence[LimitEstimate]) -> LimitEstimate:
         """Returns the best candidate.
 
         Raises:
             ValueError: The selector fails, or chooses a limit that was not measured.
         """
         cautious = self.name == "adaptive"
-        return best(self._for(of), estimates, self.profile_steps, cautious=cautious)
+        return best(self._selector, estimates, self.profile_steps, cautious=cautious)
 
     @property
     def expected_steps(self) -> int:
@@ -136,59 +139,56 @@ class LimitPlanner:
             return one * (1 + variants)
         return 2 * one + variants * (self.warmup_steps + 2 * piece(self.profile_steps))
 
-    def save(
-        self, search: SettingsSearch, participants: Participants, position: int, complete: bool
-    ) -> None:
+    def save(self, search: SettingsSearch, position: int, complete: bool) -> None:
         """Saves the measurements. A failure causes a warning."""
-        estimates = search.estimates(position)
+        participants, estimates = self._participants, search.estimates()
         if self.file is None or not estimates:
             return
         found = Profile(
             measurements=measurements(estimates, self.profile_steps),
             gpus=participants.gpus,
             range=(participants.min_mw / 1000, participants.max_mw / 1000),
-            selector=_describe(self._for(participants)),
-            **_searched(participants),
+            selector=_describe(self._selector),
+            **self._searched,
             complete=complete,
             position=position,
-            samples=[SampleRow.of(sample) for sample in search.samples],
+            samples=search.samples,
         )
         try:
             self.file.keep(found)
         except OSError as error:
             warn(f"The power limit profile could not be written to {self.file.path}: {error}.")
 
-    def _for(self, participants: Participants) -> OptimumSelector:
-        selector = self._selector
-        return selector.of(len(participants.gpus)) if isinstance(selector, ZeusCost) else selector
+    @property
+    def _searched(self) -> dict[str, Any]:
+        """What is searched beside limits, by its field of the file."""
+        beside = self._participants.beside
+        return {
+            f"{kind}s": [one.shown for one in beside if one.kind == kind] or None for kind in KINDS
+        }
 
-    def _make(self, limits_mw: Sequence[int], participants: Participants) -> SettingsSearch:
+    def _make(self, limits_mw: Sequence[int]) -> SettingsSearch:
         return SettingsSearch(
-            lambda reference: self._of_limits(limits_mw, participants, reference),
-            participants.beside,
-            lambda estimates: self.choose(estimates, participants),
+            lambda reference: self._of_limits(limits_mw, reference),
+            self._participants.beside,
+            self.choose,
             2 * piece(self.profile_steps) if self.name == "adaptive" else None,
         )
 
-    def _of_limits(
-        self, limits_mw: Sequence[int], participants: Participants, reference: Reference
-    ) -> Search:
+    def _of_limits(self, limits_mw: Sequence[int], reference: Reference) -> Search:
         """Creates the search of limits under one variant, or alone."""
+        steps, selector = self.profile_steps, self._selector
         if self.name == "exhaustive":
-            return Exhaustive(limits_mw, self.warmup_steps, self.profile_steps)
-        selector = self._for(participants)
-
-        def choice(estimates: Sequence[LimitEstimate], cautious: bool) -> int:
-            candidates = [*reference(), *estimates]
-            return choose(selector, candidates, self.profile_steps, cautious=cautious)
-
+            return Exhaustive(limits_mw, self.warmup_steps, steps)
         search = Adaptive(
             limits_mw,
             self.warmup_steps,
-            self.profile_steps,
+            steps,
             lambda curve: costs_of(selector, search.limits_mw, curve, reference()),
-            choice,
-            len(participants.gpus),
+            lambda found, cautious: best(
+                selector, [*reference(), *found], steps, cautious=cautious
+            ),
+            len(self._participants.gpus),
         )
         return search
 
@@ -222,14 +222,6 @@ def costs_of(
     except Exception as error:  # noqa: BLE001 - it may be a user's, and costs only some steps
         log.info("%s does not say what limits cost: %r", type(selector).__name__, error)
         return None
-
-
-def _searched(participants: Participants) -> dict[str, Any]:
-    """What is searched beside limits, by its field of the file."""
-    return {
-        f"{kind}s": [one.shown for one in participants.beside if one.kind == kind] or None
-        for kind in KINDS
-    }
 
 
 def _describe(selector: OptimumSelector) -> str:

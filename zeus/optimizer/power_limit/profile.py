@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
-from zeus.optimizer.power_limit.settings import KINDS, Kind, beside, watts
+from zeus.optimizer.power_limit.settings import KINDS, Kind, beside
 from zeus.utils.atomic import write_text
 from zeus_ipc.wire import explain
 
@@ -43,39 +43,6 @@ class PowerLimitMeasurement(BaseModel):
         return {kind: getattr(self, kind) for kind in KINDS}
 
 
-class SampleRow(PowerLimitMeasurement):
-    """A `SettingSample` in the file's form: what some steps took."""
-
-    steps: PositiveInt
-    energy_error: float = 0.0
-    position: float = 0.0
-
-    @classmethod
-    def of(cls, sample: SettingSample) -> SampleRow:
-        """From a sample."""
-        return cls(
-            power_limit=watts(sample.power_limit_mw),
-            steps=sample.steps,
-            energy=sample.energy_j,
-            time=sample.time_s,
-            energy_error=sample.energy_error_j,
-            position=sample.position,
-            **sample.named,
-        )
-
-    def sample(self) -> SettingSample:
-        """As a sample."""
-        return SettingSample(
-            round(self.power_limit * 1000),
-            self.steps,
-            self.energy,
-            self.time,
-            self.energy_error,
-            self.position,
-            beside=beside(self.named),
-        )
-
-
 class Profile(BaseModel):
     """The file. Fields that ml-energy/zeus's files do not have are None or empty.
 
@@ -99,7 +66,7 @@ class Profile(BaseModel):
     graphics_clocks: list[int] | None = None
     complete: bool = True
     position: int = 0
-    samples: list[SampleRow] = Field(default_factory=list)
+    samples: list[SettingSample] = Field(default_factory=list)
 
     def check(self, gpus: list[str], min_mw: int, max_mw: int) -> str | None:
         """Why it does not fit these GPUs, as the rest of a sentence; None: it does."""
@@ -113,7 +80,7 @@ class Profile(BaseModel):
             low, high = self.range
             return f"is of limits from {low:g} to {high:g} W, and here they are {_range(here)}"
         limits = [row.power_limit for row in self.measurements]
-        for limit in limits + [row.power_limit for row in self.samples]:
+        for limit in limits + [one.power_limit_mw / 1000 for one in self.samples]:
             if not here[0] <= limit <= here[1]:
                 return (
                     "was measured on another GPU or under another limit: "
@@ -142,7 +109,7 @@ class Profile(BaseModel):
     def as_samples(self, steps: int) -> list[SettingSample]:
         """Returns the samples; if only averages are known, they count as this many steps."""
         if self.samples:
-            return [row.sample() for row in self.samples]
+            return self.samples
         return [
             SettingSample(round(one.power_limit * 1000), steps, one.energy, one.time)
             for one in self.measurements
@@ -171,46 +138,28 @@ class ProfileFile:
         Raises:
             ProfileError: It cannot be read, or is empty.
         """
-        return load(path)
+        try:
+            profile = Profile.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"{path} cannot be read ({error})") from None
+        except ValidationError as error:
+            fault = explain(error.errors()[0])
+            raise ProfileError(f"{path} is not a power limit profile: {fault}") from None
+        if not profile.measurements:
+            raise ProfileError(f"{path} holds no measurements")
+        return profile
 
     def keep(self, profile: Profile) -> None:
-        """Writes a profile, or the measurements of an unfinished search.
+        """Writes a profile, or the measurements of an unfinished search. A reader sees the old file
+        or the complete new one.
 
         Raises:
             OSError: It cannot be written.
         """
-        if not profile.complete:
-            save(self.partial, profile)
-            return
-        save(self.path, profile)
-        self.partial.unlink(missing_ok=True)
-
-
-def load(path: Path) -> Profile:
-    """Reads a profile.
-
-    Raises:
-        ProfileError: It cannot be read, or is empty.
-    """
-    try:
-        profile = Profile.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path} cannot be read ({error})") from None
-    except ValidationError as error:
-        fault = explain(error.errors()[0])
-        raise ProfileError(f"{path} is not a power limit profile: {fault}") from None
-    if not profile.measurements:
-        raise ProfileError(f"{path} holds no measurements")
-    return profile
-
-
-def save(path: Path, profile: Profile) -> None:
-    """Writes a profile; a reader sees the old file or the complete new one.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    write_text(path, profile.model_dump_json(indent=4, exclude_none=True))
+        path = self.path if profile.complete else self.partial
+        write_text(path, profile.model_dump_json(indent=4, exclude_none=True))
+        if profile.complete:
+            self.partial.unlink(missing_ok=True)
 
 
 def _names(gpus: list[str]) -> str:

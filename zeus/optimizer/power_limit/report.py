@@ -47,20 +47,20 @@ class Report:
     @property
     def saving_error(self) -> float:
         """Standard deviation of `saving`."""
-        if self.chosen is None or self.chosen is self._highest:
-            return 0.0
-        chosen, highest = self.chosen, self._highest
-        error = chosen.energy_ratio_error or math.hypot(chosen.energy_error, highest.energy_error)
-        return error * (1 - self.saving)
+        return self._error("energy") * (1 - self.saving)
 
     @property
     def slowdown_error(self) -> float:
         """Standard deviation of `slowdown`."""
+        return self._error("time") * (1 + self.slowdown)
+
+    def _error(self, of: str) -> float:
+        """Standard deviation of the choice's ratio to the highest limit, as a fraction."""
         if self.chosen is None or self.chosen is self._highest:
             return 0.0
-        chosen, highest = self.chosen, self._highest
-        error = chosen.time_ratio_error or math.hypot(chosen.time_error, highest.time_error)
-        return error * (1 + self.slowdown)
+        ratio = float(getattr(self.chosen, f"{of}_ratio_error"))
+        apart = [getattr(one, f"{of}_error") for one in (self.chosen, self._highest)]
+        return ratio or math.hypot(*apart)
 
     @property
     def _highest(self) -> LimitEstimate:
@@ -70,13 +70,14 @@ class Report:
         if not self.estimates:
             ended = f" {self._ending}" if self.reason else ""
             return f"No power limit has been measured yet.{ended}"
-        lines = [f"limit (W)   time (ms)       energy (J)        measured steps{self._heading}"]
+        beside = "" if self._plain else "   profile or clock"
+        lines = [f"limit (W)   time (ms)       energy (J)        measured steps{beside}"]
         for one in self.estimates:
             time_ms, energy_j = one.time_s * 1000, one.energy_j
             lines.append(
                 f"{one.power_limit_mw / 1000:9g} {time_ms:11.2f} ±{time_ms * one.time_error:6.2f} "
                 f"{energy_j:11.3f} ±{energy_j * one.energy_error:6.3f} {one.steps:9}"
-                + (f"        {one.beside or '-'}" if self._heading else "")
+                + ("" if self._plain else f"        {one.beside or '-'}")
                 + ("  <- chosen" if one is self.chosen else "")
             )
         return "\n".join([*lines, self.sentence])
@@ -129,9 +130,9 @@ class Report:
         )
 
     @property
-    def _heading(self) -> str:
-        """Of the column of profiles and clocks, where any was measured."""
-        return "" if all(one.beside is None for one in self.estimates) else "   profile or clock"
+    def _plain(self) -> bool:
+        """Whether only limits were measured."""
+        return all(one.beside is None for one in self.estimates)
 
     @property
     def _ending(self) -> str:
@@ -175,7 +176,7 @@ class Report:
             savings,
             xerr=[(100 + x) * e.time_error for e, x in zip(self.estimates, times, strict=True)],
             yerr=[(100 - y) * e.energy_error for e, y in zip(self.estimates, savings, strict=True)],
-            fmt="o" if self._heading else "o-",
+            fmt="o-" if self._plain else "o",
             color=_BLUE, ecolor="#b0bfd9", markersize=6, linewidth=1.2, capsize=2,
         )  # fmt: skip
         for one, x, y in zip(self.estimates, times, savings, strict=True):

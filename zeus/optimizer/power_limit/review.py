@@ -14,20 +14,20 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from zeus.optimizer.power_limit.estimates import STEP_NOISE, SettingSample, step_noise, visits
+from zeus.optimizer.power_limit.estimates import (
+    STEP_NOISE,
+    SettingSample,
+    merged,
+    step_noise,
+    visits,
+)
 
-PIECES_DIFFER = 4.0
-"""Standard deviations between two pieces of one stay, and at least ..."""
-PIECES_DIFFER_BY = 0.05
-"""... so much of their time."""
-CHANGED = 3.0
-"""Standard deviations between two stays at one limit, and at least ..."""
-CHANGED_BY = 0.05
-"""... so much; less is the drift that estimates allow for."""
-FASTER = 3.0
-"""Standard deviations by which a lower limit is faster than a higher one, and at least ..."""
-FASTER_BY = 0.02
-"""... so much."""
+DEVIATIONS = 3.0
+"""Steps differ by at least this many standard deviations, ..."""
+APART = 0.05
+"""... and by so much of their time; less is the drift that estimates allow for. But ..."""
+FASTER = 0.02
+"""... a lower limit is faster than a higher one by this."""
 MOST_PIECES = 5
 """A stay whose pieces never agree is accepted after this many."""
 
@@ -49,11 +49,11 @@ class Review:
         for at, stay in enumerate(stays):
             agreed = _agreeing(stay)
             if agreed is None:
-                later = [one for one in stays[at + 1 :] if _limit(one) == _limit(stay)]
+                later = [one[0] for one in stays[at + 1 :] if _limit(one[0]) == _limit(stay[0])]
                 if later:
-                    agreed = [one for one in stay if not _differ(one, later[0][0])]
+                    agreed = [one for one in stay if not _differ(one, later[0])]
                 else:
-                    agreed, self.doubt = stay, _limit(stay)
+                    agreed, self.doubt = stay, _limit(stay[0])
             trusted += agreed
         self.trusted = self._since_the_last_change(trusted)
         if self.doubt is None:
@@ -61,52 +61,38 @@ class Review:
 
     def _since_the_last_change(self, samples: list[SettingSample]) -> list[SettingSample]:
         stays = visits(samples)
+        whole = [merged(stay) for stay in stays]
         noise = step_noise(samples)
         for at in range(len(stays) - 1, 0, -1):
-            here = stays[at]
-            before = next((one for one in stays[at - 1 :: -1] if _limit(one) == _limit(here)), None)
-            if before is None or not _changed(before, here, noise):
+            here = whole[at]
+            before = next((one for one in whole[at - 1 :: -1] if _limit(one) == _limit(here)), None)
+            if before is None or not _differ(here, before, noise):
                 continue
-            if len(here) == 1 and at == len(stays) - 1:
-                self.doubt = _limit(here)  # one piece may be an interruption
-                return samples
-            if len(here) > 1:
+            if len(stays[at]) > 1:
                 self.changed = True
                 return [one for stay in stays[at:] for one in stay]
+            if at == len(stays) - 1:
+                self.doubt = _limit(here)  # one piece may be an interruption
+                return samples
         return samples
 
     def _too_slow(self) -> int | None:
         """Returns a limit that was measured, only once, to be slower than a lower one."""
-        stays = visits(self.trusted)
+        stays = [merged(stay) for stay in visits(self.trusted)]
         noise = step_noise(self.trusted)
-        last = {_limit(stay): at for at, stay in enumerate(stays)}
+        last = {_limit(stay): stay for stay in stays}
         often = Counter(map(_limit, stays))
-        limits = sorted(last, reverse=True)
-        for place, high in enumerate(limits):
-            if often[high] > 1 or last[high] == len(stays) - 1:
+        for high in sorted(last, reverse=True):
+            if often[high] > 1 or last[high] is stays[-1]:
                 continue
-            for low in limits[place + 1 :]:
-                slow, fast = stays[last[high]], stays[last[low]]
-                off = math.log(_step_s(slow) / _step_s(fast))
-                if off > max(FASTER_BY, FASTER * _error(slow, fast, noise)):
-                    return high
+            lower = [stay for limit, stay in last.items() if limit < high]
+            if any(_slower(last[high], one, noise, FASTER) for one in lower):
+                return high
         return None
 
 
-def _limit(stay: Sequence[SettingSample]) -> int:
-    return stay[0].power_limit_mw
-
-
-def _steps(stay: Sequence[SettingSample]) -> int:
-    return sum(one.steps for one in stay)
-
-
-def _step_s(stay: Sequence[SettingSample]) -> float:
-    return sum(one.time_s for one in stay) / _steps(stay)
-
-
-def _error(a: Sequence[SettingSample], b: Sequence[SettingSample], noise: float) -> float:
-    return noise * math.sqrt(1 / _steps(a) + 1 / _steps(b))
+def _limit(stay: SettingSample) -> int:
+    return stay.power_limit_mw
 
 
 def _agreeing(stay: list[SettingSample]) -> list[SettingSample] | None:
@@ -121,11 +107,13 @@ def _agreeing(stay: list[SettingSample]) -> list[SettingSample] | None:
     return stay if len(stay) >= MOST_PIECES else None
 
 
-def _differ(a: SettingSample, b: SettingSample) -> bool:
-    off = abs(math.log(_step_s([a]) / _step_s([b])))
-    return off > max(PIECES_DIFFER_BY, PIECES_DIFFER * _error([a], [b], STEP_NOISE))
+def _differ(a: SettingSample, b: SettingSample, noise: float = STEP_NOISE) -> bool:
+    return _slower(a, b, noise, APART) or _slower(b, a, noise, APART)
 
 
-def _changed(a: Sequence[SettingSample], b: Sequence[SettingSample], noise: float) -> bool:
-    off = abs(math.log(_step_s(a) / _step_s(b)))
-    return off > max(CHANGED_BY, CHANGED * _error(a, b, noise))
+def _slower(a: SettingSample, b: SettingSample, noise: float, by: float) -> bool:
+    """Whether a sample's steps are slower than another's by so much of their time, where single
+    steps vary by `noise`.
+    """
+    error = noise * math.sqrt(1 / a.steps + 1 / b.steps)
+    return math.log(a.step_s / b.step_s) > max(by, DEVIATIONS * error)

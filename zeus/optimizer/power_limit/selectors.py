@@ -98,7 +98,7 @@ class ZeusCost(OptimumSelector):
     """
 
     def __init__(self, eta_knob: float, world_size: int | None = None) -> None:
-        check_number("eta_knob", eta_knob)
+        check_number("eta_knob", eta_knob, "a number such as 0.5")
         if not 0 <= eta_knob <= 1:
             raise ValueError("eta_knob must be between 0 and 1, inclusive both sides.")
         if world_size is not None and world_size < 1:

@@ -12,6 +12,7 @@ Pure, like every search. A search that has ended for one variant is not used aga
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,6 +51,7 @@ class SettingsSearch:
             measured.
 
     Attributes:
+        best: The choice among estimates; raises ValueError if there is none.
         position: Where it begins: steps of an earlier run.
         samples: All that count.
     """
@@ -66,7 +68,7 @@ class SettingsSearch:
         self.settled = False
         self._make = make
         self._untried = list(variants)
-        self._best = best
+        self.best = best
         self._brief_steps = brief_steps
         self._deepened = brief_steps is None or not variants
         self._families = [_Family(None, make(list), 0)]
@@ -79,24 +81,9 @@ class SettingsSearch:
         return self._families[0].search.limits_mw
 
     @property
-    def pending(self) -> bool:
-        """Whether samples are outstanding."""
-        return any(family.search.pending for family in self._families)
-
-    @property
     def reason(self) -> str:
         """Why it has ended, if not because enough is known."""
         return self._families[0].search.reason
-
-    def ran(self, setting: Setting, steps: int) -> None:
-        """Steps were run and measured; their sample follows."""
-        if (family := self._family(setting)) is not None:
-            family.search.ran(setting.power_limit_mw, steps)
-
-    def lost(self, setting: Setting, steps: int) -> None:
-        """The sample of steps that were run will not arrive."""
-        if (family := self._family(setting)) is not None:
-            family.search.lost(setting.power_limit_mw, steps)
 
     def add(self, sample: SettingSample) -> None:
         """The sample of steps that were run."""
@@ -108,10 +95,6 @@ class SettingsSearch:
             for family in self._families
             for one in family.search.samples
         ]
-
-    def settle(self) -> None:
-        """Enough is known."""
-        self.settled = True
 
     def resume(self, samples: Sequence[SettingSample], position: int = 0) -> None:
         """Adds the measurements of an earlier run of the same job, until a position."""
@@ -126,19 +109,7 @@ class SettingsSearch:
                 self._try(variant, begun, deep)
         for sample in samples:
             if sample.power_limit_mw in limits:
-                self.ran(sample, sample.steps)
                 self.add(sample)
-
-    def check(self, chosen: Setting, position: int) -> None:
-        """The choice is some steps old: measures again what it depends on."""
-        self.settled = False
-        self._untried, self._deepened = [], True
-        # A choice with a variant is compared with the highest limit alone.
-        alone = chosen if chosen.beside is None else Setting(self.limits_mw[0])
-        for setting in dict.fromkeys((alone, chosen)):
-            if (family := self._family(setting)) is not None:
-                family.search.check(setting.power_limit_mw, position - family.begun)
-                family.over = False
 
     def without(self, setting: Setting) -> None:
         """A setting cannot be set: excludes it, with all limits under a variant that the highest
@@ -154,8 +125,19 @@ class SettingsSearch:
             if affected and limit in family.search.limits_mw:
                 family.search.without(limit)
 
-    def next(self, current: Setting | None, position: int) -> LimitTrial | None:
-        """What to run next; None: enough is known, or will be when the last samples arrive."""
+    def next(
+        self,
+        current: Setting | None,
+        position: int,
+        outstanding: Sequence[tuple[Setting, int]] = (),
+    ) -> LimitTrial | None:
+        """What to run next; None: enough is known, or will be when the last samples arrive.
+
+        Args:
+            current: The setting in force.
+            position: Training steps since the search began.
+            outstanding: Steps that were run, and whose samples have not arrived.
+        """
         while not self.settled:
             for family in self._families:
                 if family.over:
@@ -163,21 +145,25 @@ class SettingsSearch:
                 here = 0
                 if current is not None and current.beside == family.beside:
                     here = current.power_limit_mw
-                trial = family.search.next(here, position - family.begun)
+                waits: Counter[int] = Counter()
+                for setting, steps in outstanding:
+                    if setting.beside == family.beside:
+                        waits[setting.power_limit_mw] += steps
+                trial = family.search.next(here, position - family.begun, waits)
                 if trial is not None:
                     return replace(trial, beside=family.beside)
-                if family.search.pending:
+                if waits:
                     return None
                 family.over = True
             if not self._extend(position):
                 break
         return None
 
-    def estimates(self, position: int) -> list[LimitEstimate]:
+    def estimates(self) -> list[LimitEstimate]:
         """Estimates of the measured settings: limits alone come first, descending."""
         found: list[LimitEstimate] = []
         for family in self._families:
-            own = family.search.estimates(position - family.begun)
+            own = family.search.estimates()
             if family.beside is None:
                 found += own
             elif found:
@@ -200,8 +186,7 @@ class SettingsSearch:
     def _reference(self) -> list[LimitEstimate]:
         alone = self._families[0].search
         if self._referred != (known := len(alone.samples)):
-            last = max((one.position for one in alone.samples), default=0.0)
-            self._referred, self._highest = known, alone.estimates(round(last))[:1]
+            self._referred, self._highest = known, alone.estimates()[:1]
         return self._highest
 
     def _try(self, variant: Beside, position: int, deep: bool = False) -> None:
@@ -217,37 +202,35 @@ class SettingsSearch:
         left.
         """
         if self._untried and _is_clock(self._untried[0]) and self._brief_steps is not None:
-            self._skip_clocks(position)
+            self._skip_clocks()
         if self._untried:
             self._try(self._untried[0], position)
             return True
-        family = None if self._deepened else self._best_family(position)
+        family = None if self._deepened else self._best_family()
         self._deepened = True
         if family is None or family.beside is None:
             return False
-        samples = [
-            replace(one, position=one.position + family.begun - position)
-            for one in family.search.samples
-        ]
+        earlier, shift = family.search.samples, family.begun - position
         family.search, family.begun = self._make(self._reference), position
-        family.search.resume(samples)
+        for one in earlier:
+            family.search.add(replace(one, position=one.position + shift))
         family.over = False
         return True
 
-    def _best_family(self, position: int) -> _Family | None:
+    def _best_family(self) -> _Family | None:
         """The family of the best candidate at the highest limit; None: the choice fails."""
         highest = self.limits_mw[0]
-        there = [one for one in self.estimates(position) if one.power_limit_mw == highest]
+        there = [one for one in self.estimates() if one.power_limit_mw == highest]
         try:
-            return self._family(self._best(there))
+            return self._family(self.best(there))
         except ValueError:
             return None  # the choice will fail in the same way, and report it
 
-    def _skip_clocks(self, position: int) -> None:
+    def _skip_clocks(self) -> None:
         """Leaves out the clocks that are left, if the lowest measured ones are not the best."""
         clocks = [one for one in self._families if one.beside is not None and _is_clock(one.beside)]
         lowest = clocks[-CLOCKS_BEHIND:]
-        if len(lowest) == CLOCKS_BEHIND and self._best_family(position) not in lowest:
+        if len(lowest) == CLOCKS_BEHIND and self._best_family() not in lowest:
             self._untried = [one for one in self._untried if not _is_clock(one)]
 
 

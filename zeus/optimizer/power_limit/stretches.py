@@ -1,55 +1,6 @@
-"""The parts in which one process measures a trial: several if interruptions split it; and the
-stretches of steps between epochs, evaluations and checkpoints, into which they must fit.
-"""
+"""Stretches of steps between epochs, evaluations and checkpoints."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-
-from zeus.optimizer.power_limit.messages import Try
-
-
-@dataclass(frozen=True)
-class Part:
-    """Steps of a trial that are measured together."""
-
-    trial: Try
-    index: int
-    steps: int
-
-
-class Parts:
-    """Counts the steps of a trial.
-
-    Attributes:
-        trial: The command; None: none.
-        target: Steps of the part that is measured.
-    """
-
-    def __init__(self) -> None:
-        self.trial: Try | None = None
-        self.target = 0
-        self._index = 0
-        self._left = 0  # steps of the next part: fewer, once an interruption has split one
-
-    def begin(self, trial: Try) -> None:
-        """Another trial is commanded."""
-        self.trial, self._index, self._left = trial, 0, trial.steps
-
-    def open(self) -> int:
-        """A part begins. Returns how many steps it has."""
-        self.target = self._left
-        return self.target
-
-    def close(self, steps: int) -> Part | None:
-        """A part ends after some steps. Returns None without a trial that it could belong to."""
-        if self.trial is None:
-            return None
-        part = Part(self.trial, self._index, steps)
-        self._left = self.trial.steps if steps >= self._left else self._left - steps
-        self._index += 1
-        return part
-
 
 STARVED = 3
 """After this many consecutive stretches without a measurement, warm-ups are shortened."""
