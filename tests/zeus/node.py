@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from tests.support import TIMEOUT_S
 from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus.monitor.lookup import TICK_NS
 from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer, effects
+from zeus_ipc import circuit
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
 from zeusd.nodes import OpenedNode
@@ -35,6 +37,9 @@ class VirtualNode:
         self._stack = contextlib.ExitStack()
         training = SimpleNamespace(monotonic=lambda: self.clock() / 1e9)
         self._stack.enter_context(mock.patch.object(effects, "time", training))
+        # No time of training passes while a busy machine keeps an answer waiting.
+        bounds = circuit.bounded.__wrapped__  # type: ignore[attr-defined]  # of contextlib
+        self._stack.enter_context(mock.patch.object(bounds, "__defaults__", (TIMEOUT_S,)))
         self._stack.enter_context(_node.use(self.client))
 
     def monitor(self, **options: Any) -> ZeusMonitor:
