@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, running_daemon, wait_for
 from tests.zeus.batch_size.server.running import RunningServer, running_server
 from tests.zeus.gateway import Double, Series
 from tests.zeus.measure.service import recorded_service
 from tests.zeus.node import VirtualNode
 from zeus import _node
+from zeus_ipc.circuit import bounded
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, Work
 from zeusd.nodes import OpenedNode
@@ -333,6 +334,8 @@ def test_metrics_of_training_for_prometheus(
     from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
 
     monkeypatch.setattr(metric, "PUSH_EVERY_S", 0.03)
+    monkeypatch.setattr(metric, "CLOSE_S", TIMEOUT_S)
+    monkeypatch.setattr("zeus.monitor.lookup.bounded", lambda: bounded(TIMEOUT_S))
     node = OpenedNode(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
     with embed.connect(node, state_dir=str(tmp_path)) as client, _node.use(client):
         train_for_prometheus(EnergyHistogram, PowerGauge, EnergyCumulativeCounter)
