@@ -93,7 +93,7 @@ def test_a_display_card_without_a_power_sensor_is_left_out_with_one_warning(
     use(A100, DISPLAY, lacks=NO_POWER)
     with pytest.warns(UserWarning, match="not measured") as seen:
         monitor = kind()
-    assert [str(one.message) for one in seen] == [
+    assert [str(one.message) for one in for_users(seen)] == [
         "The energy of GPU 1 (Quadro P400) is not measured: no sensor reports its energy or power. "
         "Give gpu_indices=[0] to measure only the others."
     ]
@@ -132,7 +132,7 @@ def test_without_a_settable_limit_the_optimizer_warns_once_and_training_goes_on(
                 for _ in optimizer.steps(range(3)):
                     pass
     reason = f"{laptop['name']} has no power limit to set"
-    assert [str(one.message) for one in seen] == [
+    assert [str(one.message) for one in for_users(seen)] == [
         f"The power limit optimizer stopped, and training continues: {reason}"
     ]
     assert for_users(seen)[0].filename == __file__
@@ -149,7 +149,7 @@ def test_a_process_from_which_all_gpus_are_hidden_measures_none_with_one_warning
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     with pytest.warns(UserWarning, match="hides all GPUs") as seen:
         monitor = ZeusMonitor()
-    assert [str(one.message) for one in seen] == [
+    assert [str(one.message) for one in for_users(seen)] == [
         f"No GPU is measured: CUDA_VISIBLE_DEVICES={hidden!r} hides all GPUs of this node."
     ]
     with monitor.window("step") as window:

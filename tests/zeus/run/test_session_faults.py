@@ -139,7 +139,7 @@ def test_files_that_cannot_be_written_cost_a_warning(
     monkeypatch.setattr(files, "save", full)
     with pytest.warns(UserWarning, match="cannot be written") as told:
         train(run, work, epochs=3)
-    assert [str(one.message)[:30] for one in told] == [
+    assert [str(one.message)[:30] for one in for_users(told)] == [
         "The power profile cannot be wr",
         "The run's result cannot be wri",
     ]
