@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.users import named
+from zeus_ipc.text import named
 
 
 class ZeusBaseError(Exception):

@@ -35,13 +35,13 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from zeus._pushgateway import Group, prometheus_client
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, PowerDomain, PowerMonitor, ZeusMonitor
 from zeus.utils.configured import Configured
-from zeus_ipc.closing import Closing
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.outage import Outage
 
@@ -76,7 +76,7 @@ KINDS = ("gpu", "cpu", "dram")
 # ------------------------------------------------------------------------------------ the metrics
 
 
-class Metric(Configured, Closing):
+class Metric(Configured, AbstractContextManager["Metric"]):
     """Windows whose energy or power is pushed to a gateway.
 
     Windows of several names may overlap, and be begun in one thread and ended in another. In a
@@ -149,6 +149,9 @@ class Metric(Configured, Closing):
         """Pushes the last state and ends the thread: within `CLOSE_S`. Never raises."""
         if self._ask_to_stop():
             self._await_end(time.monotonic() + CLOSE_S)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # --------------------------------------------------------------------------------- internals
 

@@ -16,11 +16,12 @@ from zeus_ipc.text import (
     duration,
     energy,
     gpus_text,
+    named,
     seconds_since,
     split,
+    user_name,
     value_text,
 )
-from zeus_ipc.users import named, user_name
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client

@@ -17,7 +17,6 @@ from typing import Any
 from zeus_ipc import errors, operations
 from zeus_ipc._version import __version__
 from zeus_ipc.circuit import Circuit
-from zeus_ipc.closing import Closing
 from zeus_ipc.controls import Control
 from zeus_ipc.heartbeat import HeartbeatThread
 from zeus_ipc.operations import Operation, R
@@ -60,7 +59,7 @@ from zeus_ipc.wire import PROTOCOL_VERSION
 DEFAULT_TIMEOUT_S = 5.0
 
 
-class Client(Closing):
+class Client(contextlib.AbstractContextManager["Client"]):
     """A connection to a node's zeusd.
 
     Safe to share between threads, and safe to use after `fork` (the child gets a connection, and
@@ -106,6 +105,9 @@ class Client(Closing):
         self._unraised: dict[str, Any] | None = None
         self._circuit = Circuit(self._probe)
         self._heartbeat = HeartbeatThread(self._beat, stall_timeout_s) if heartbeat else None
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # --------------------------------------------------------------------------------- the node
 

@@ -125,19 +125,19 @@ class ControlSpec:
     control: Control
     title: str
     shape: Literal["number", "range", "switch", "set"]
-    readable: bool
     restore_order: int
-    unit: str
-    scale: int
     largest: int
-    rounding: int
     refused_target: Literal["nearest", "unlock", "retry"]
-    ceilings: bool
     leased_by_default: bool
     option: str
-    letter: str
     metavar: str
     help: str
+    readable: bool = True
+    unit: str = ""
+    scale: int = 1
+    rounding: int = 0
+    ceilings: bool = False
+    letter: str = ""
     excludes: tuple[Control, ...] = ()
     members: Mapping[int, str] = field(default_factory=dict, hash=False)
     member_prefix: str = ""
@@ -277,7 +277,6 @@ SPECS: dict[Control, ControlSpec] = {
             control=Control.POWER_LIMIT,
             title="power limit",
             shape="number",
-            readable=True,
             restore_order=2,
             unit="W",
             scale=1000,
@@ -298,11 +297,8 @@ SPECS: dict[Control, ControlSpec] = {
             readable=False,
             restore_order=0,
             unit="MHz",
-            scale=1,
             largest=MAX_MHZ,
-            rounding=0,
             refused_target="unlock",
-            ceilings=False,
             leased_by_default=True,
             option="gpu-clocks",
             letter="g",
@@ -316,11 +312,8 @@ SPECS: dict[Control, ControlSpec] = {
             readable=False,
             restore_order=1,
             unit="MHz",
-            scale=1,
             largest=MAX_MHZ,
-            rounding=0,
             refused_target="unlock",
-            ceilings=False,
             leased_by_default=True,
             option="memory-clocks",
             letter="m",
@@ -331,17 +324,11 @@ SPECS: dict[Control, ControlSpec] = {
             control=Control.PERSISTENCE_MODE,
             title="persistence mode",
             shape="switch",
-            readable=True,
             restore_order=4,
-            unit="",
-            scale=1,
             largest=1,
-            rounding=0,
             refused_target="retry",
-            ceilings=False,
             leased_by_default=False,
             option="persistence",
-            letter="",
             metavar="[on|off]",
             help="Persistence mode.",
         ),
@@ -349,17 +336,11 @@ SPECS: dict[Control, ControlSpec] = {
             control=Control.POWER_PROFILE,
             title="workload power profile",
             shape="set",
-            readable=True,
             restore_order=3,
-            unit="",
-            scale=1,
             largest=MAX_PROFILE,
-            rounding=0,
             refused_target="retry",
-            ceilings=False,
             leased_by_default=True,
             option="power-profile",
-            letter="",
             metavar="NAME[,NAME]",
             help="Workload power profiles, such as max-q (Blackwell) or amd-compute.",
             excludes=(Control.POWER_LIMIT, Control.GPU_CLOCKS, Control.MEMORY_CLOCKS),
@@ -369,9 +350,6 @@ SPECS: dict[Control, ControlSpec] = {
     )
 }
 """Every control, in the order of zeusctl and the documentation."""
-
-READABLE = frozenset(spec.control for spec in SPECS.values() if spec.readable)
-"""Controls whose value a device reports."""
 
 RESTORE_ORDER = tuple(sorted(SPECS, key=lambda control: SPECS[control].restore_order))
 """Controls in the order of a GPU's restores."""

@@ -1,8 +1,8 @@
 """Every error that crosses the wire or the client raises, in one small tree.
 
 An error has a stable `code` (the strings of `ErrorCode`), a message of one sentence that says what
-to do, and, where NVML refused, NVML's own return code. `to_wire` and `from_wire` turn an exception
-into the wire's form and back, so both sides agree by construction.
+to do, and, where NVML refused, NVML's own return code. `from_wire` turns what a reply
+carries (`replies.ErrorBody`) into its exception.
 """
 
 from __future__ import annotations
@@ -293,40 +293,12 @@ class DeferredSetFailed(ZeusIpcError):
 
 
 _BY_CODE: dict[str, type[ZeusIpcError]] = {
-    cls.code: cls
-    for cls in (
-        RequestRejected,
-        VersionMismatch,
-        DeadlineExceeded,
-        PermissionRefused,
-        LeaseHeld,
-        LeaseExpired,
-        RestorePending,
-        UnknownGpu,
-        OutOfRange,
-        NotSupported,
-        DeviceFailure,
-        DeviceBusy,
-        ValueUnchanged,
-        GpuLost,
-        NodeQuiesced,
-        DaemonOverloaded,
-        DaemonShuttingDown,
-        JournalFailed,
-        LedgerFailed,
-        DaemonUnavailable,
-    )
+    one.code: one
+    for one in [*globals().values()]
+    if isinstance(one, type)
+    and issubclass(one, ZeusIpcError)
+    and one.__init__ is ZeusIpcError.__init__  # the others hold errors of their own
 }
-
-
-def to_wire(error: ZeusIpcError) -> dict[str, Any]:
-    """The error as the map that a reply carries under `error` (see `replies.ErrorBody`)."""
-    body: dict[str, Any] = {"code": error.code, "message": error.message}
-    if error.gpu is not None:
-        body["gpu"] = error.gpu
-    if error.details:
-        body["details"] = error.details
-    return body
 
 
 def from_wire(body: dict[str, Any]) -> ZeusIpcError:

@@ -1,15 +1,25 @@
-"""Processes and Unix sockets: what a process may, whose a socket's other end is, and listening."""
+"""Processes, the programs that they start, their standard streams, and Unix sockets."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
+import shutil
 import socket
 import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zeus_ipc.overriding import override
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 PROC = Path("/proc")
 
@@ -141,3 +151,81 @@ def _in_use(path: str, kind: int) -> bool:
     with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(path) not in (errno.ECONNREFUSED, errno.ENOENT)
+
+
+def is_missing(program: str, error: OSError, path: str | None = None) -> bool:
+    """Whether a program could not be started because it does not exist.
+
+    If a folder of the PATH cannot be searched and no other folder has the program, `subprocess`
+    raises PermissionError. A shell says "command not found", and ends with 127.
+
+    Args:
+        program: Its name, or its path.
+        error: What `subprocess` raised.
+        path: The PATH that was searched; None: this process's.
+    """
+    if isinstance(error, PermissionError) and os.path.dirname(program):
+        return False
+    # A file that exists and is "not found" names an interpreter that does not exist.
+    missing = isinstance(error, (FileNotFoundError, PermissionError))
+    return missing and shutil.which(program, os.F_OK, path) is None
+
+
+def output_of(*command: str, timeout_s: float = 10.0) -> str | None:
+    """What a program prints; None: it cannot be run, fails, or does not end in time."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+class _Unfailing(io.FileIO):
+    @override
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data) or memoryview(data).nbytes
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def discard_output() -> None:
+    """Makes standard output take everything: Python writes what is left when it exits, and would
+    fail again, with exit code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def prepare_streams() -> None:
+    """Opens standard streams that were closed by who started this process, to read and write
+    nothing: else the next file or connection gets their numbers, and is written to as output. From
+    then on, what cannot be written to standard error is lost, and stops nothing."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
+        raw = io.BufferedWriter(_Unfailing(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(
+            raw, sys.stderr.encoding, "backslashreplace", line_buffering=True
+        )
+
+
+def sd_notify(state: str) -> None:
+    """Sends a line such as `READY=1`, `WATCHDOG=1` or `STATUS=...`, if systemd set
+    $NOTIFY_SOCKET.
+    """
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path[:1] not in ("/", "@"):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.connect(path.replace("@", "\0", 1) if path[0] == "@" else path)
+        manager.sendall(state.encode())

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import AuditRecord, AuditRecords, GpuInfo, NodeInfo, UsageSum, WindowEnergies
-from zeus_ipc.users import user_name
+from zeus_ipc.text import user_name
 from zeus_ipc.wire import Message
 
 SCHEMA: Final = "zeusctl.receipt/1"

@@ -9,11 +9,11 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, StringConstraints
 
-from zeus_ipc.closing import Closing
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
 from zeus_ipc.tables import read
@@ -126,7 +126,7 @@ class _DeviceSocket:
     __del__ = close
 
 
-class SimulatedWork(Closing):
+class SimulatedWork(AbstractContextManager["SimulatedWork"]):
     """A stream of work on simulated GPUs.
 
     Args:
@@ -195,6 +195,9 @@ class SimulatedWork(Closing):
     def close(self) -> None:
         """Ends the work; the GPUs become idle."""
         self._devices.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class SimulatedNode:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 
-from zeus_ipc.closing import Closing
 from zeus_ipc.replies import Sample
 from zeus_ipc.transport import Subscription
 
@@ -12,7 +12,7 @@ _POLL_S = 0.2
 """Interval of checks for a closed stream or a dead daemon."""
 
 
-class SampleStream(Closing):
+class SampleStream(AbstractContextManager["SampleStream"]):
     """An iterator, and an async iterator, over samples of GPUs; made by `Client.stream`.
 
     It ends when any thread closes it. A reader that is too slow loses samples; `Sample.lost` is the
@@ -72,3 +72,6 @@ class SampleStream(Closing):
         self._closed = True
         with self._guard:
             self._subscription.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

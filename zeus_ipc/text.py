@@ -1,9 +1,11 @@
-"""Numbers with their units, as people read them."""
+"""Numbers with their units, and names of users, groups and GPUs, as people read them."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from zeus_ipc.controls import SPECS, Control
@@ -95,3 +97,41 @@ def table(
             line.append(cell.ljust(widths[n]) if to_left else cell.rjust(widths[n]))
         lines.append("  ".join(line).rstrip())
     return "\n".join(lines)
+
+
+def known_user(uid: int) -> str | None:
+    """Returns a user's name; None if there is none, or it cannot be looked up."""
+    import pwd  # Unix only, but reports are printed elsewhere, too
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OSError):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def user_name(uid: int) -> str:
+    """Returns a user's name, or the number if there is none."""
+    return known_user(uid) or str(uid)
+
+
+def group_name(gid: int) -> str:
+    """Returns a group's name, or the number if there is none."""
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except (KeyError, OSError):
+        return str(gid)
+
+
+def named(text: str, indices: Mapping[str, int]) -> str:
+    """Replaces user ids and UUIDs in a message of zeusd by names and indices.
+
+    Args:
+        text: The message.
+        indices: Index of each GPU, by UUID.
+    """
+    for uuid, index in indices.items():
+        text = text.replace(uuid, f"GPU {index}")
+    return re.sub(r"\buser ([0-9]+)\b", lambda found: f"user {user_name(int(found[1]))}", text)

@@ -12,15 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeus_ipc import programs
 from zeus_ipc.checks import Check, fault, note, of_node, ok
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.installed import overlap
-from zeus_ipc.processes import has_sys_admin
-from zeus_ipc.text import duration, seconds_since
-from zeusctl import containers, machine_checks
+from zeus_ipc.processes import has_sys_admin, output_of
+from zeus_ipc.text import duration, seconds_since, user_name
+from zeusctl import machine_checks
 from zeusctl.session import Session
-from zeusctl.text import user_name
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import NodeInfo
@@ -122,7 +120,7 @@ def _systemd(simulated: bool) -> Iterator[Check]:
         return
     for unit in UNITS:
         wanted = "--property=LoadState,ActiveState,UnitFileState"
-        shown = programs.output("systemctl", "show", unit, wanted)
+        shown = output_of("systemctl", "show", unit, wanted)
         if shown is None:
             yield note("systemd", "systemctl does not answer", "see what `systemctl status` says")
             return
@@ -145,7 +143,7 @@ def _last_error(unit: str) -> str:
     it.
     """
     options = ("-p", "err", "-n", "1", "-o", "cat", "--no-pager", "-q")
-    return " ".join((programs.output("journalctl", "-u", unit, *options) or "").split())
+    return " ".join((output_of("journalctl", "-u", unit, *options) or "").split())
 
 
 def _configuration(node: NodeInfo | None) -> Iterator[Check]:
@@ -178,12 +176,12 @@ def _configuration(node: NodeInfo | None) -> Iterator[Check]:
 
 
 def _container(session: Session, node: NodeInfo | None) -> Iterator[Check]:
-    kind = containers.kind()
+    kind = machine_checks.container()
     if not kind:
         return
     path = os.path.abspath(session.socket)
     folder = os.path.dirname(path)
-    mounted = containers.mount_point_of(path)
+    mounted = machine_checks.mount_point_of(path)
     if mounted == path:
         yield fault(
             "container",
@@ -197,10 +195,10 @@ def _container(session: Session, node: NodeInfo | None) -> Iterator[Check]:
 
 def _own_zeusd(session: Session, node: NodeInfo, shared: bool) -> Iterator[Check]:
     """Checks a zeusd that runs in this container; yields nothing if it runs elsewhere."""
-    zeusd = containers.listener_of(session.socket)
+    zeusd = machine_checks.listener_of(session.socket)
     if zeusd is None:
         return
-    if not containers.in_host_pid_namespace():
+    if not machine_checks.in_host_pid_namespace():
         remedy = "start its container with --pid=host (Kubernetes: hostPID: true)"
         if shared:
             found = (
@@ -216,7 +214,7 @@ def _own_zeusd(session: Session, node: NodeInfo, shared: bool) -> Iterator[Check
         if not has_sys_admin(zeusd):
             found = "zeusd has no CAP_SYS_ADMIN, so the driver refuses every change"
             yield fault("rights", found, "start its container with --cap-add SYS_ADMIN")
-        elif containers.in_user_namespace(zeusd):
+        elif machine_checks.in_user_namespace(zeusd):
             found = "zeusd is in a user namespace, so the driver refuses every change"
             yield fault("rights", found, "start it as root, without --userns or userns-remap")
     except OSError:

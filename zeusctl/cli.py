@@ -14,15 +14,15 @@ import click
 
 from zeus_ipc import __version__
 from zeus_ipc.options import SOCKET, Number, option
-from zeus_ipc.output import discard_output, prepare_streams
+from zeus_ipc.processes import discard_output, prepare_streams
 from zeusctl.exits import USAGE, CommandError, Exit, exit_for
 from zeusctl.session import TIMEOUT_S, Session, now
 
 VERBS = {
     "status": "status",
-    "gpus": "gpus",
+    "gpus": "status",
     "show": "show",
-    "processes": "processes",
+    "processes": "status",
     "leases": "status",
     "top": "top",
     "set": "set:set_",
@@ -39,7 +39,7 @@ VERBS = {
     "forget": "energy",
     "audit": "audit",
     "doctor": "doctor",
-    "probe": "probe",
+    "probe": "doctor",
     "exercise": "exercise",
     "quiesce": "quiesce",
     "resume": "quiesce",

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.limited import BY_LEASE, REASONS, RECENT_S, cause_text
-from zeus_ipc.text import duration, number, quantity_text, seconds_since
-from zeus_ipc.users import named
+from zeus_ipc.text import duration, named, number, quantity_text, seconds_since, user_name
 from zeusctl.columns import Columns, Entity, column, columns_of
-from zeusctl.text import reasons, shorten, style, user_name
+from zeusctl.text import reasons, shorten, style
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo, GpuState, NodeInfo, UsageSum

@@ -19,7 +19,7 @@ from zeus_ipc.controls import CEILING_NAME
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.options import SOCKET, option
 from zeus_ipc.paths import SOCKET_ENV, socket_path
-from zeus_ipc.users import named
+from zeus_ipc.text import named
 from zeusctl.exits import USAGE, CommandError
 from zeusctl.text import indices
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from zeus_ipc import programs
 from zeus_ipc.checks import on_the_bus
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.processes import output_of
 from zeusctl.exits import USAGE, CommandError
 from zeusctl.parts import MIG, UUIDS, Devices, GpuPart, number_of, together
 from zeusctl.text import indices
@@ -278,7 +278,7 @@ def _file(name: str, environment: Mapping[str, str], root: str) -> Path:
     for folder in folders:
         if (folder / "slurm.conf").exists() or (folder / "gres.conf").exists():
             return folder / name
-    shown = programs.output("scontrol", "show", "config", timeout_s=TIMEOUT_S) or ""
+    shown = output_of("scontrol", "show", "config", timeout_s=TIMEOUT_S) or ""
     said = re.search(r"^SLURM_CONF\s*=\s*(\S+)", shown, re.MULTILINE)
     return folders[0] / name if said is None else Path(said[1]).with_name(name)
 
@@ -386,7 +386,7 @@ def _share(environment: Mapping[str, str], gres: Gres) -> tuple[int, int]:
         return 0, 0
     # Nothing else of the job: its name and comment are its user's own words.
     asked = ("-h", "-j", job, "-O", "tres-per-node:256,tres-per-task:256")
-    said = programs.output("squeue", *asked, timeout_s=TIMEOUT_S)
+    said = output_of("squeue", *asked, timeout_s=TIMEOUT_S)
     if not said:
         return 1, 0  # not known: a share takes nothing from anybody
     sizes = [int(one) for one in _SHARES.findall(said)]

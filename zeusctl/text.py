@@ -10,11 +10,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
 
 import click
-
-from zeus_ipc import users
 
 NS = 1_000_000_000
 
@@ -64,12 +61,6 @@ def reasons(bits: int | None) -> list[str]:
     """Names of a GPU's throttle reasons; idleness is not one."""
     names = named_reasons(bits or 0).items()
     return [name for bit, name in sorted(names) if (bits or 0) & bit and bit != 0x1]
-
-
-@lru_cache(maxsize=1024)
-def user_name(uid: int) -> str:
-    """Caches `users.user_name`."""
-    return users.user_name(uid)
 
 
 def indices(text: str) -> list[int] | None:

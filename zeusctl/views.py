@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeus_ipc.checks import each_of, read_states
-from zeus_ipc.text import quantity_text
-from zeus_ipc.users import named
+from zeus_ipc.text import named, quantity_text
 from zeusctl.entities import Ceiling, Gpu, Lease, Module, Process
 
 if TYPE_CHECKING:

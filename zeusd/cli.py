@@ -10,7 +10,7 @@ import click
 
 from zeus_ipc import __version__
 from zeus_ipc.options import SOCKET
-from zeus_ipc.output import discard_output
+from zeus_ipc.processes import discard_output
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo

@@ -16,7 +16,7 @@ from typing import Any
 
 from zeus_ipc import __version__
 from zeus_ipc.paths import stream_path
-from zeus_ipc.sd_notify import sd_notify
+from zeus_ipc.processes import sd_notify
 from zeusd import config_check, logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core

@@ -18,7 +18,7 @@ from tests.support import RunningDaemon, public_directory, running_daemon
 from tests.zeusctl.conftest import Ctl
 from zeus.device import visible
 from zeus_ipc.processes import has_sys_admin
-from zeusctl import checks, containers
+from zeusctl import checks, machine_checks
 from zeusctl.exits import Exit
 
 KIND = "in a podman container"
@@ -27,9 +27,9 @@ KIND = "in a podman container"
 @pytest.fixture(autouse=True)
 def inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container in the host's pid namespace, with nothing mounted."""
-    monkeypatch.setattr(containers, "kind", lambda: KIND)
-    monkeypatch.setattr(containers, "in_host_pid_namespace", lambda: True)
-    monkeypatch.setattr(containers, "mount_point_of", lambda path: "/")
+    monkeypatch.setattr(machine_checks, "container", lambda: KIND)
+    monkeypatch.setattr(machine_checks, "in_host_pid_namespace", lambda: True)
+    monkeypatch.setattr(machine_checks, "mount_point_of", lambda path: "/")
 
 
 def line_of(out: str, name: str) -> str:
@@ -51,7 +51,7 @@ def test_a_right_container_is_healthy(ctl: Ctl) -> None:
 def test_a_mounted_socket_file_is_a_fault(
     ctl: Ctl, daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers, "mount_point_of", lambda path: path)
+    monkeypatch.setattr(machine_checks, "mount_point_of", lambda path: path)
     said = ctl("doctor")
     assert "fault: in a podman container: the socket file itself" in line_of(said.out, "container")
     assert f"-> mount the folder {daemon.directory}" in line_of(said.out, "container")
@@ -61,11 +61,11 @@ def test_a_mounted_socket_file_is_a_fault(
 def test_zeusd_in_its_own_pid_namespace_is_a_fault_if_the_folder_is_shared(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers, "in_host_pid_namespace", lambda: False)
+    monkeypatch.setattr(machine_checks, "in_host_pid_namespace", lambda: False)
     alone = ctl("doctor")
     assert "note: zeusd serves this container alone" in line_of(alone.out, "container")
     assert alone.code == Exit.OK
-    monkeypatch.setattr(containers, "mount_point_of", os.path.dirname)
+    monkeypatch.setattr(machine_checks, "mount_point_of", os.path.dirname)
     shared = ctl("doctor")
     assert "fault: zeusd is in this container's own pid namespace" in line_of(
         shared.out, "container"
@@ -78,9 +78,9 @@ def test_a_client_in_its_own_pid_namespace_passes(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As every training job in a container is: zeusd is not to be seen from there."""
-    monkeypatch.setattr(containers, "in_host_pid_namespace", lambda: False)
-    monkeypatch.setattr(containers, "mount_point_of", os.path.dirname)
-    monkeypatch.setattr(containers, "listener_of", lambda path: None)
+    monkeypatch.setattr(machine_checks, "in_host_pid_namespace", lambda: False)
+    monkeypatch.setattr(machine_checks, "mount_point_of", os.path.dirname)
+    monkeypatch.setattr(machine_checks, "listener_of", lambda path: None)
     said = ctl("doctor")
     assert (line_of(said.out, "container"), said.code) == (f"ok: {KIND}", Exit.OK)
 
@@ -113,7 +113,7 @@ def test_a_zeusd_without_the_drivers_right_is_a_fault(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(checks, "has_sys_admin", lambda pid: asked.append(pid) or admin)
-    monkeypatch.setattr(containers, "in_user_namespace", lambda pid: user_namespace)
+    monkeypatch.setattr(machine_checks, "in_user_namespace", lambda pid: user_namespace)
     said = ctl("--socket", real.socket, "doctor")
     assert asked == [real.process.pid], "the right process is looked at"
     if found:
@@ -146,12 +146,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("kernel")
 def test_the_listener_of_a_socket_is_found_while_it_listens(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
-    assert containers.listener_of(path) is None
+    assert machine_checks.listener_of(path) is None
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
-        assert containers.listener_of(path) is None
+        assert machine_checks.listener_of(path) is None
         listening.listen()
-        assert containers.listener_of(path) == os.getpid()
+        assert machine_checks.listener_of(path) == os.getpid()
 
 
 @pytest.mark.usefixtures("kernel")
@@ -160,26 +160,26 @@ def test_the_listener_of_a_socket_is_found_while_it_listens(tmp_path: Path) -> N
 def test_the_right_is_read_from_the_kernel(flag: str) -> None:
     with ended("setpriv", f"--bounding-set={flag}", "--inh-caps=-all", "cat") as process:
         assert has_sys_admin(process.pid) == (flag == "-kill")
-        assert not containers.in_user_namespace(process.pid)
+        assert not machine_checks.in_user_namespace(process.pid)
 
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.needs("user namespaces")
 def test_a_user_namespace_is_read_from_the_kernel() -> None:
     with ended("unshare", "--user", "--map-root-user", "cat") as process:
-        assert containers.in_user_namespace(process.pid)
+        assert machine_checks.in_user_namespace(process.pid)
 
 
 LOOK = """
 import json, os, sys
 from zeus.device import visible
-from zeusctl import containers
+from zeusctl import machine_checks
 folder, file = sys.argv[1:]
 print(json.dumps([
-    containers.mount_point_of(folder + "/zeusd.sock"),
-    containers.mount_point_of(file),
-    containers.mount_point_of("/nowhere"),
-    containers.in_host_pid_namespace(),
+    machine_checks.mount_point_of(folder + "/zeusd.sock"),
+    machine_checks.mount_point_of(file),
+    machine_checks.mount_point_of("/nowhere"),
+    machine_checks.in_host_pid_namespace(),
 ]))
 """
 

@@ -1,6 +1,6 @@
 """Measures the time, energy, power and temperature of any part of a program."""
 
-from zeus.monitor.energy import Window, ZeusMonitor
+from zeus.monitor.energy import Window, ZeusMonitor, receipt
 from zeus.monitor.measurement import Measurement
 from zeus.monitor.power import (
     CPUPowerDomain,
@@ -9,7 +9,6 @@ from zeus.monitor.power import (
     PowerMonitor,
     infer_counter_update_period,
 )
-from zeus.monitor.receipts import receipt
 from zeus.monitor.temperature import TemperatureMonitor
 
 __all__ = [

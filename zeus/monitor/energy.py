@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zeus import _node
 from zeus.compat.devices import EmptySoC
 from zeus.device.cpu import CPUs, EmptyCPUs, ZeusCPUInitError, get_cpus
+from zeus.exceptions import ZeusArgumentError
 from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.log import MeasurementLog
 from zeus.monitor.lookup import WindowLookup
 from zeus.monitor.measurement import Measurement, as_html, as_text
 from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework, synchronize
+
+if TYPE_CHECKING:
+    from zeus_ipc.receipts import Receipt
 
 
 @dataclass(slots=True, eq=False)
@@ -326,3 +331,20 @@ class ZeusMonitor(Configured):
         if begin is None:
             raise ValueError(f"Measurement window '{key}' does not exist")
         return begin
+
+
+def receipt(measurement: Measurement | Window) -> Receipt:
+    """Returns what zeusd knows about a window: energy, gaps, limits and who changed them, who used
+    the GPUs, and whether anything disturbed them (`valid`, `reasons`); `json_text()` is what
+    `zeusctl receipt -o` writes. Waits some seconds for zeusd's energy ledger if the window has just
+    ended.
+
+    Raises:
+        ZeusArgumentError: It was not measured in this process, or measured no GPU.
+        ZeusBaseGPUError: zeusd does not answer, or does not have one of its GPUs now.
+    """
+    measured = measurement.measurement if isinstance(measurement, Window) else measurement
+    if not isinstance(measured, Measurement) or measured._window is None:
+        raise ZeusArgumentError("this measurement was not made in this process; use its window's")
+    lookup, begin_ns, end_ns = measured._window
+    return lookup.receipt(begin_ns, end_ns)

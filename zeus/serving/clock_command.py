@@ -18,7 +18,7 @@ from zeus.serving.clock_control import ClockControl
 from zeus.serving.clock_requests import ClockPasses, RequestFeed
 from zeus.serving.gpus import chosen
 from zeus.serving.receiver import Receiver
-from zeus.utils.atomic import write_text
+from zeus_ipc.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.http_guard import WebServer
 from zeus_ipc.options import FILE, Number, Whole, one_sentence, option

@@ -62,7 +62,7 @@ def replay(
         needed("numpy", "python -m zeus.serving", "serving")
         from zeus.serving.replay import replay as run
         from zeus.serving.replay import unknown, write_rows
-        from zeus.utils.atomic import write_text
+        from zeus_ipc.atomic import write_text
 
         distinct((steps, energy, tenants), (out, totals))
         rows, sums = run(steps, energy, method=method, idle=idle, tenants=tenants)

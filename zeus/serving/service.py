@@ -29,7 +29,7 @@ from zeus.serving.ledger import Ledger
 from zeus.serving.receiver import MOST_ENGINES, Receiver
 from zeus.serving.rows import RequestEnergy, Totals
 from zeus.serving.wire import Message, Owner, socket_paths
-from zeus.utils.atomic import append_text, write_text
+from zeus_ipc.atomic import append_text, write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.http_guard import WebServer

@@ -32,7 +32,7 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
     from zeus_fleet.shells import run_agent
     from zeus_ipc import Client
     from zeus_ipc.errors import ZeusIpcError
-    from zeus_ipc.sd_notify import sd_notify
+    from zeus_ipc.processes import sd_notify
 
     log_to_stderr()
     try:

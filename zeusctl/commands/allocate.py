@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeus_ipc import programs
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.options import EXISTING_FOLDER, Whole, option
+from zeus_ipc.processes import output_of
 from zeusctl.arguments import UserArgument, gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import ALLOCATION, Allocation
@@ -61,7 +61,7 @@ def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
 
 def user_of(job: str) -> int | None:
     """Returns the user of a job, from Slurm; None if Slurm does not say."""
-    uid = (programs.output("squeue", "-h", "-j", job, "-o", "%U") or "").strip()
+    uid = (output_of("squeue", "-h", "-j", job, "-o", "%U") or "").strip()
     return int(uid) if uid.isdecimal() else None
 
 

@@ -1,13 +1,16 @@
-"""`zeusctl doctor`: find problems, and say how to fix them."""
+"""`zeusctl doctor` and `probe`: find problems, and measure what GPUs and driver really do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from zeus_ipc.checks import Check
+from zeus_ipc.options import option
 from zeusctl.exits import Exit
+from zeusctl.probe import ABOUT, OPTIONS
 from zeusctl.reports import DoctorReport
 from zeusctl.session import Session, now, verb
 from zeusctl.text import style
@@ -37,3 +40,24 @@ def lines(check: Check) -> Iterator[str]:
     yield f"{style(f'{check.state:5}', fg=_COLORS[check.state])}  {check.name:10} {check.found}"
     if check.remedy:
         yield f"{'':18}-> {check.remedy}"
+
+
+def _declared(command: Any) -> Any:
+    for one in reversed(OPTIONS):
+        names = f"-o {one.name}" if one.name == "--output" else one.name
+        more = {} if one.kind is None else {"metavar": one.metavar}
+        command = option(names, one.help, one.kind or bool, one.default, **more)(command)
+    return command
+
+
+@verb(help=ABOUT)
+@_declared
+def probe(session: Session, /, **options: Any) -> None:
+    """Measure what GPUs and driver really do; set nothing.
+
+    The rest of the help is in `ABOUT`.
+    """
+    from zeusctl.probe.main import finish, run
+
+    report = run(options, lambda text: click.echo(text, err=True))
+    finish(report, options, session.json, click.echo)

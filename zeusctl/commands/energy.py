@@ -12,7 +12,7 @@ import click
 
 from zeus_ipc import tables
 from zeus_ipc.options import EXISTING_FOLDER, FILE, OUTPUT, option
-from zeus_ipc.text import count
+from zeus_ipc.text import count, user_name
 from zeusctl import usage
 from zeusctl.arguments import UserArgument, without_effect
 from zeusctl.columns import csv_lines
@@ -20,7 +20,6 @@ from zeusctl.entities import UsedEnergy
 from zeusctl.exits import UNKNOWN_JOB, CommandError
 from zeusctl.reports import EnergyReport, ForgetReport
 from zeusctl.session import Session, now, verb
-from zeusctl.text import user_name
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Usage

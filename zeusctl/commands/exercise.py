@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zeus_ipc import programs
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.options import FILE, option
+from zeus_ipc.processes import output_of
 from zeus_ipc.text import count
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import USAGE, CommandError, Exit, check_writable
@@ -120,7 +120,7 @@ def _main_pid() -> int:
         CommandError: There is none: nothing would start zeusd again.
     """
     asked = ("--property=MainPID", "--value", "zeusd.service")
-    shown = programs.output("systemctl", "show", *asked) or ""
+    shown = output_of("systemctl", "show", *asked) or ""
     pid = int(shown) if shown.strip().isdecimal() else 0
     if not pid:
         raise CommandError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.text import count
-from zeus_ipc.users import named
+from zeus_ipc.text import count, named
 from zeusctl.entities import KnownGpu
 from zeusctl.exits import CommandError
 from zeusctl.reports import QuiesceReport, ResumeReport

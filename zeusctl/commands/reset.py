@@ -13,14 +13,14 @@ from zeus_ipc.checks import each_of
 from zeus_ipc.controls import SPECS
 from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.options import Whole, option
-from zeus_ipc.text import count, gpus_text, quantity_text, value_text
+from zeus_ipc.text import count, gpus_text, quantity_text, user_name, value_text
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.entities import Lease, Outcome, holder
 from zeusctl.exits import CommandError
 from zeusctl.reports import ReleaseReport, ResetReport
 from zeusctl.session import Session, ceiling_option, now, verb
 from zeusctl.slurm import slurm_names
-from zeusctl.text import style, user_name
+from zeusctl.text import style
 from zeusctl.views import lease_reports
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from zeus_ipc.circuit import bounded
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeus_ipc.errors import ErrorCode, RequestTimeout, ZeusIpcError
 from zeus_ipc.options import ParamType, option
-from zeus_ipc.sd_notify import sd_notify
+from zeus_ipc.processes import sd_notify
 from zeus_ipc.text import count, gpus_text, quantity_text
 from zeusctl.arguments import (
     CommandVerb,

@@ -14,7 +14,7 @@ from zeus_ipc.errors import ZeusIpcError
 from zeusctl.arguments import gpus_argument
 from zeusctl.columns import Output, entry, output_options, page
 from zeusctl.columns import lines as table_of
-from zeusctl.commands.processes import process_lines
+from zeusctl.commands.status import process_lines
 from zeusctl.commands.status import read as read_status
 from zeusctl.entities import CEILING, GPU, LEASE, KnownGpu, Permitted, span
 from zeusctl.exits import USAGE, CommandError

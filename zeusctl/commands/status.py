@@ -1,4 +1,4 @@
-"""`zeusctl status` and `leases`: overviews of the node and of its leases."""
+"""`zeusctl status`, `leases`, `processes` and `gpus`: what there is on the node."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from zeus_ipc.text import count, duration, gpus_text, number
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of
-from zeusctl.commands.processes import process_lines
 from zeusctl.entities import (
     CEILING,
     GPU,
+    KNOWN_GPU,
     LEASE,
     MODULE,
+    PROCESS,
     Gpu,
     KnownGpu,
     Node,
     Problem,
+    Process,
     is_cap_only,
 )
-from zeusctl.reports import LeasesReport, StatusReport
+from zeusctl.reports import GpusReport, LeasesReport, ProcessesReport, StatusReport
 from zeusctl.session import Session, now, verb
 from zeusctl.text import plain, screen_width, style
 from zeusctl.views import (
@@ -217,3 +219,54 @@ def missing_gpus(report: StatusReport) -> dict[str, float | None]:
     """UUIDs of GPUs that zeusd does not find, unlike others, and has to restore; for how long."""
     waiting = [one for one in report.leases if one.gpu < 0 and one.restoring]
     return {one.uuid: one.pending_s for one in waiting if report.node.gpus}
+
+
+@verb()
+@gpus_argument()
+@output_options(PROCESS)
+def processes(session: Session, gpus: str, output: Output[Any]) -> None:
+    """List processes on the GPUs, with user and GPU memory.
+
+    TYPE is C for compute, G for graphics. Only administrators see pids, commands and jobs of other
+    users. The list is at most one second old.
+    """
+    output.run(
+        lambda: _read_processes(session, gpus),
+        _processes_lines,
+        lambda report: report.processes,
+    )
+
+
+def _read_processes(session: Session, gpus: str) -> ProcessesReport:
+    session.look_again()
+    chosen = session.gpus(gpus)
+    leases = lease_reports(session.client, session.node.gpus)
+    found, errors = process_reports(session.client, chosen, leases)
+    return ProcessesReport(at=now(), processes=found, errors=errors)
+
+
+def _processes_lines(report: ProcessesReport) -> list[str]:
+    failed = [style(error, fg="red") for error in report.errors]
+    return [*process_lines(report.processes), *failed] if report.processes or not failed else failed
+
+
+def process_lines(found: Sequence[Process], width: int | None = None) -> list[str]:
+    """Processes as a table."""
+    return table_of(PROCESS, found, width) if found else ["no process uses these GPUs"]
+
+
+@verb()
+@gpus_argument()
+@output_options(KNOWN_GPU)
+def gpus(session: Session, gpus: str, output: Output[Any]) -> None:
+    """List GPUs: names, UUIDs, and the limits they accept."""
+    output.run(lambda: _read_gpus(session, gpus), _gpus_lines, lambda report: report.gpus)
+
+
+def _read_gpus(session: Session, gpus: str) -> GpusReport:
+    session.look_again()
+    return GpusReport(at=now(), gpus=[KnownGpu.of(gpu) for gpu in session.listed(gpus)])
+
+
+def _gpus_lines(report: GpusReport) -> list[str]:
+    return [*table_of(KNOWN_GPU, report.gpus), *not_enforced(report.gpus)]

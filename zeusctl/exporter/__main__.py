@@ -9,8 +9,8 @@ import click
 
 from zeus_ipc import __version__
 from zeus_ipc.options import SOCKET, option
-from zeus_ipc.output import discard_output
 from zeus_ipc.paths import host_and_port
+from zeus_ipc.processes import discard_output
 
 DEFAULT_LISTEN = "127.0.0.1:9850"
 TIMEOUT_S = 3.0

@@ -8,8 +8,8 @@ from prometheus_client.core import Metric
 
 from zeus_ipc.charging import bounds_of
 from zeus_ipc.replies import EstimatedEnergy, LedgerState, LedgerTotal, NodeInfo
+from zeus_ipc.text import user_name
 from zeusctl.exporter.metrics import LEDGER, WORKLOADS, Samples
-from zeusctl.text import user_name
 
 MAX_ACCOUNTS = 200
 """Accounts with a series of their own; the others are summed as `other`."""

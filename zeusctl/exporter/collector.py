@@ -17,12 +17,13 @@ from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.outage import Outage
 from zeus_ipc.replies import CALL_BUCKETS_S, GpuInfo, GpuState, LeaseInfo, Metrics, NodeInfo
+from zeus_ipc.text import user_name
 from zeusctl.columns import ExporterMetric as Declared
 from zeusctl.columns import columns_of
 from zeusctl.entities import Gpu, problems_of
 from zeusctl.exporter import accounting
 from zeusctl.exporter.metrics import DAEMON, GPUS, LEASES, OTEL, SOURCES, Samples
-from zeusctl.text import named_reasons, user_name
+from zeusctl.text import named_reasons
 from zeusctl.views import reports_of
 
 log = logging.getLogger(__name__)

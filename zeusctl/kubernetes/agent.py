@@ -23,7 +23,7 @@ from zeus_ipc.checks import read_states
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.overriding import override
 from zeus_ipc.replies import GpuInfo
-from zeus_ipc.users import named
+from zeus_ipc.text import named
 from zeusctl.kubernetes.kubelet import DRIVERS, Kubelet, KubeletUnavailable
 from zeusctl.kubernetes.plan import (
     REFUSED,

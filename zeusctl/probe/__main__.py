@@ -9,8 +9,8 @@ from typing import Any
 
 from zeus_ipc import __version__
 from zeusctl.exits import CommandError
+from zeusctl.probe import ABOUT, OPTIONS
 from zeusctl.probe.main import finish, run
-from zeusctl.probe.options import ABOUT, OPTIONS
 
 
 def command_line() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zeus_ipc import programs
+from zeus_ipc.processes import output_of
 from zeusctl.probe.driver import NoDriverError
 from zeusd.energy.probed.report import ProbeReport, from_json
 
@@ -75,7 +75,7 @@ def unit_file() -> str:
     Raises:
         NoDriverError: There is neither.
     """
-    installed = programs.output("systemctl", "cat", "zeusd.service")
+    installed = output_of("systemctl", "cat", "zeusd.service")
     if installed is not None:
         return installed
     shipped = Path(__file__).resolve().parents[2] / "systemd" / "zeusd.service"

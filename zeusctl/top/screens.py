@@ -16,7 +16,7 @@ from textual.widgets import Static
 
 from zeusctl.columns import TITLE, entry, page
 from zeusctl.columns import lines as table_of
-from zeusctl.commands.processes import process_lines
+from zeusctl.commands.status import process_lines
 from zeusctl.entities import CEILING, GPU, LEASE, Gpu, span
 from zeusctl.text import resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, NodeSource

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from zeus import metric as of_windows
 from zeus.optimizer.batch_size.server.metrics import BatchSizeJobs
-from zeus.optimizer.pipeline_frequency.server.metrics import PipelineJobs
+from zeus.optimizer.pipeline_frequency.server.views import PipelineJobs
 from zeus_ipc.replies import Metrics, NodeInfo
 from zeusctl.exporter.collector import ZeusdCollector
 

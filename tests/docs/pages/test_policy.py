@@ -16,7 +16,7 @@ from tests.docs.pages.following import DOCS
 from tests.snippets import ROOT, every
 from tests.zeusd.core import world as worlds
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc import users
+from zeus_ipc import text
 from zeus_ipc.requests import request_adapter
 from zeusd import config
 from zeusd.core.model import GpuFacts
@@ -165,12 +165,12 @@ def test_the_policies_are_the_files() -> None:
 def test_the_refusals_are_reported(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As zeusctl prints them: zeusd's own say numbers of users, and UUIDs."""
     names = {user["uid"]: name for name, user in _USERS.items()}
-    monkeypatch.setattr(users, "user_name", names.__getitem__)
+    monkeypatch.setattr(text, "user_name", names.__getitem__)
     (shown,) = (block.source for block in every(PAGE) if block.language == "text")
     said = []
     for policy, name in (("", "bob"), ("students.toml", "sam")):
         world: World = site(policy)
         world.connect(1, **_USERS[name])
         message = world.set_power(1, 200)["error"]["message"]
-        said.append(users.named(message, {worlds.GPU0: 0}))
+        said.append(text.named(message, {worlds.GPU0: 0}))
     assert shown.splitlines() == said

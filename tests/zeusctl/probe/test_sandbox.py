@@ -14,10 +14,9 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.snippets import ROOT
 from tests.zeusctl.probe.parsed import read
 from zeusctl.exits import CommandError
-from zeusctl.probe import sandbox
+from zeusctl.probe import OPTIONS, sandbox
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.main import run
-from zeusctl.probe.options import OPTIONS
 from zeusctl.probe.page import lines
 from zeusd.energy.probed.report import from_json
 

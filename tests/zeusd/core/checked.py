@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.zeusd.core.world import GPU0, GPU1, Odd, World
-from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
+from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.access import Access
 from zeusd.core.effects import Read, ReadingMade, Write
@@ -169,7 +169,7 @@ class Checked(World):
     def _newest_lost(self, gpu: str, control: Control) -> bool:
         """Whether the journal may lack the newest value of a control that cannot be read."""
         missing = self.outdated | self.lost | self.behind
-        return control not in READABLE and key_of(PENDING, gpu, control) in missing
+        return not SPECS[control].readable and key_of(PENDING, gpu, control) in missing
 
     @staticmethod
     def _made_of(restore: PendingRestore, value: ControlValue) -> bool:
@@ -201,7 +201,7 @@ class Checked(World):
                         machine.pending_restore(), self.values[key]
                     )
                     self._seen[key] = None if ours else self.values[key]
-        elif call.control in READABLE and call.value == call.restore.target:
+        elif SPECS[call.control].readable and call.value == call.restore.target:
             self._check_not_clobbered(call)
         super().reach(call)
 
@@ -264,7 +264,7 @@ class Checked(World):
                 f"what others request on {call.gpu} is {before}, and zeusd makes it {after}"
             )
         # An outside write of the same value is as if nobody had written it.
-        if call.control not in READABLE or self.values[(call.gpu, call.control)] != before:
+        if not SPECS[call.control].readable or self.values[(call.gpu, call.control)] != before:
             self.ours.add((call.gpu, call.control))
 
     def wrote(self, write: Write) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from zeus_ipc import replies
 from zeus_ipc.codec import decode_reply, encode
-from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue, profile_name
+from zeus_ipc.controls import SPECS, Control, ControlValue, profile_name
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OF_REQUEST, Operation
 from zeus_ipc.replies import (
@@ -531,7 +531,7 @@ class World:
         odd = self.odd.get(call.gpu)
         if odd is None or call.control is not Control.POWER_LIMIT:
             # An ignored write of an unreadable control cannot be noticed.
-            if odd is None or not odd.ignores or call.control not in READABLE:
+            if odd is None or not odd.ignores or not SPECS[call.control].readable:
                 self.values[key] = call.value
             return
         before = self.values[key]

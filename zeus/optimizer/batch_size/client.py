@@ -37,8 +37,8 @@ from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.run import ActiveRun
 from zeus.policy.recurrence import Used
 from zeus.utils import framework
-from zeus.utils.atomic import write_text
 from zeus.utils.configured import OfProcess
+from zeus_ipc.atomic import write_text
 from zeus_ipc.parsing import parse, read_file
 
 if TYPE_CHECKING:

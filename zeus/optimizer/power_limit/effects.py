@@ -28,7 +28,7 @@ from zeus.utils.warn import warn
 from zeus_ipc.circuit import WAIT_S
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import LeaseInfo
-from zeus_ipc.users import user_name
+from zeus_ipc.text import user_name
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from zeus.optimizer.pipeline_frequency.server.job import (
     TrainingJob,
 )
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
-from zeus.utils.atomic import write_text
+from zeus_ipc.atomic import write_text
 
 logger = logging.getLogger(__name__)
 

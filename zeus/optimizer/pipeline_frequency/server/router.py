@@ -30,8 +30,8 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.server import views
 from zeus.optimizer.pipeline_frequency.server.job import JobRefused
 from zeus.optimizer.pipeline_frequency.server.job_manager import JobManager
-from zeus.optimizer.pipeline_frequency.server.metrics import PipelineJobs
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
+from zeus.optimizer.pipeline_frequency.server.views import PipelineJobs
 from zeus.utils import web
 from zeus_ipc.overriding import override
 
