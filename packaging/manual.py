@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from zeus_fleet.commands import main as fleet
+from zeusctl.commands.about import pages
 from zeusctl.exporter.__main__ import main as exporter
 from zeusctl.kubernetes.__main__ import main as kubernetes
-from zeusctl.man import pages
 from zeusd.cli import main as zeusd
 from zeusd.restore import command_line
 

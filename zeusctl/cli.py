@@ -30,7 +30,7 @@ VERBS = {
     "release": "reset",
     "measure": "measure",
     "record": "record",
-    "plot": "plot",
+    "plot": "record",
     "energy": "energy",
     "receipt": "receipt",
     "allocate": "allocate",

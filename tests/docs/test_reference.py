@@ -33,7 +33,7 @@ from zeus.run.settings import Settings
 from zeus_ipc import __version__
 from zeus_ipc.socket_transport import SocketTransport
 from zeusctl.cli import cli
-from zeusctl.man import pages as manual
+from zeusctl.commands.about import pages as manual
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # starlette would rather have another HTTP client

@@ -24,7 +24,7 @@ from zeus.simulate.groups import read_groups, synthetic_groups, write_groups
 from zeus.simulate.results import write_rows
 from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import train_trace
-from zeusctl.commands.plot import _from_recording
+from zeusctl.commands.record import _from_recording
 from zeusctl.exits import CommandError
 
 PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zeus_fleet.commands import budgeting, operating, running, simulating
+from zeus_fleet.commands import budgeting, operating, running
 from zeus_ipc import __version__
 
 
@@ -23,6 +23,6 @@ for _command in (
     operating.watch,
     operating.report,
     operating.serve,
-    simulating.simulate,
+    running.simulate,
 ):
     main.add_command(_command)

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,13 @@ from zeus_ipc._version import __version__
 from zeus_ipc.errors import ErrorCode
 from zeusctl.exits import CommandError
 from zeusctl.probe.backend import BackendGpu, ProbedNode
-from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError, Question
+from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, Clock, NoDriverError, Question
 from zeusctl.probe.load import ProbeLoad, Wave
-from zeusctl.probe.sampling import sample, time_calls, time_together
 from zeusd.energy.probed import report as reports
 from zeusd.energy.probed.counter import compare_energy
 from zeusd.energy.probed.doubts import find_doubts
 from zeusd.energy.probed.report import Latency
-from zeusd.energy.probed.sensor import describe, describe_load
+from zeusd.energy.probed.sensor import describe, describe_load, summarize
 from zeusd.energy.probed.series import ReadingSeries
 
 Loads = Callable[[int], ProbeLoad | None]
@@ -296,3 +296,62 @@ def _uptime_s() -> float | None:
     if not sys.platform.startswith("linux"):
         return None
     return float(Path("/proc/uptime").read_text().split()[0])
+
+
+PAUSE_S = 0.001
+"""Pause after each reading: without it, some drivers fail, and the GPU's work slows down."""
+
+
+def sample(
+    gpus: Mapping[int, BackendGpu],
+    sensors: Mapping[int, Sequence[str]],
+    clock: Clock,
+    seconds: float,
+    meanwhile: Callable[[int], None] = lambda now_ns: None,
+) -> dict[int, dict[str, ReadingSeries]]:
+    """Reads each GPU in turn.
+
+    Returns:
+        The readings by index and sensor.
+    """
+    found = {index: {name: ReadingSeries() for name in sensors[index]} for index in gpus}
+    begin_ns = clock.now_ns()
+    while (now_ns := clock.now_ns()) - begin_ns < seconds * 1e9:
+        meanwhile(now_ns)
+        for index, gpu in gpus.items():
+            for name, (t_ns, value) in gpu.read(sensors[index]).items():
+                if isinstance(value, CallError):
+                    found[index][name].failed(value.code)
+                else:
+                    found[index][name].add(t_ns, value)
+        clock.sleep(PAUSE_S)
+    return found
+
+
+def time_calls(
+    questions: Mapping[str, Question], clock: Clock, calls: int
+) -> dict[str, Latency | None]:
+    """How long each call takes."""
+    found = {}
+    for name, question in questions.items():
+        durations = []
+        for _ in range(calls):
+            begin_ns = clock.now_ns()
+            try:
+                question.ask()
+            except CallError:
+                continue
+            finally:
+                durations.append(clock.now_ns() - begin_ns)
+                clock.sleep(PAUSE_S / 2)
+        found[name] = summarize(durations)
+    return found
+
+
+def time_together(
+    questions: Mapping[int, Mapping[str, Question]], clock: Clock, calls: int
+) -> dict[int, dict[str, Latency | None]]:
+    """How long each call takes while one thread per GPU makes calls."""
+    with ThreadPoolExecutor(len(questions)) as pool:
+        found = pool.map(lambda one: time_calls(one, clock, calls), questions.values())
+        return dict(zip(questions, found, strict=True))
