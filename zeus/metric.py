@@ -60,15 +60,9 @@ PUSH_EVERY_S = 5.0
 CLOSE_S = 6.0
 """Longest time that closing takes; at the end of the process, that of all metrics together."""
 
-LOOK_UP_S = 1.0
-"""Open windows are looked up for this long, then what is known is pushed."""
-
 MAX_PENDING = 10_000
 """Maximum number of ended windows waiting for their energy while zeusd is down; beyond it, the
 oldest are dropped."""
-
-KEPT_PERIODS = 2
-"""Number of update periods for which an ended window keeps its power."""
 
 LABELS = ("window", "index")
 KINDS = ("gpu", "cpu", "dram")
@@ -386,7 +380,8 @@ class EnergyCumulativeCounter(_EnergyMetric):
 
     def _update(self, final: bool) -> bool:
         changed = super()._update(final)
-        end_s = time.monotonic() + LOOK_UP_S
+        # Open windows are looked up for this long, then what is known is pushed.
+        end_s = time.monotonic() + 1.0
         for name, state in self._monitor.measurement_states.copy().items():
             if time.monotonic() < end_s:
                 changed |= self._move_on(name, state)
@@ -464,7 +459,8 @@ class PowerGauge(Metric):
         ended = dict(self._just_ended.popleft() for _ in range(len(self._just_ended)))
         open_now = list(self._monitor.measurement_states.copy())
         known = {name: one for name, one in self._watts.items() if final or one[0] > now_s}
-        until_s = now_s + KEPT_PERIODS * self._period_s
+        # Number of update periods for which an ended window keeps its power.
+        until_s = now_s + 2 * self._period_s
         for name, end_s in ended.items():
             known[name] = until_s, self._read(end_s)
         if open_now:

@@ -13,11 +13,6 @@ from pathlib import Path
 from zeus_fleet.view import FleetView
 from zeus_ipc.tables import Amount, Seconds, read_lines
 
-BEFORE_S = 900.0
-"""Length of the reference interval before an event."""
-GAP_S = 60.0
-"""Longest time without a record that is interpolated."""
-
 
 @dataclass(frozen=True)
 class Record:
@@ -113,13 +108,15 @@ def reports(records: Sequence[Record]) -> list[EventReport]:
 def _report(records: Sequence[Record], first: int, last: int) -> EventReport:
     inside = records[first : last + 1]
     start_s, end_s = inside[0].at_s, inside[-1].at_s
-    before = [one for one in records[:first] if one.at_s >= start_s - BEFORE_S]
+    # Length of the reference interval before an event.
+    before = [one for one in records[:first] if one.at_s >= start_s - 900.0]
     before_w = sum(one.drawn_w for one in before) / len(before) if before else None
     known_s = above_s = unknown_s = 0.0
     promised = drawn = lost = busy = 0.0
     for one, after in pairwise(inside):
         seconds = after.at_s - one.at_s
-        if seconds > GAP_S:
+        # Longest time without a record that is interpolated.
+        if seconds > 60.0:
             unknown_s += seconds
             continue
         known_s += seconds
@@ -150,7 +147,6 @@ def _report(records: Sequence[Record], first: int, last: int) -> EventReport:
 
 WIDTH, HEIGHT = 900, 360
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 34, 40
-MOST_POINTS = 1500
 
 LINES: tuple[tuple[str, str, Callable[[Record], float]], ...] = (
     ("standing limit", "#98a2b3", lambda one: one.standing_w),
@@ -168,7 +164,7 @@ def svg(records: Sequence[Record]) -> str:
     """
     if len(records) < 2:
         raise ValueError("a chart needs two records or more")
-    some = records[:: max(1, len(records) // MOST_POINTS)]
+    some = records[:: max(1, len(records) // 1500)]
     start, end = some[0].at_s, some[-1].at_s
     top = 1.05 * max(max(value(one) for one in some) for _, _, value in LINES) or 1.0
 

@@ -103,9 +103,6 @@ def _of_nodes(view: FleetView) -> Iterator[Metric]:
     yield states
 
 
-KEPT = 3600
-"""Number of records that the page shows."""
-
 log = logging.getLogger("zeus_fleet")
 
 
@@ -135,7 +132,8 @@ class FleetServer(web.Application):
         super().__init__("zeus-fleet")
         self.view: FleetView | None = None
         self.trouble = "etcd has not responded yet"
-        self.history: deque[Record] = deque(maxlen=KEPT)
+        # Number of records that the page shows.
+        self.history: deque[Record] = deque(maxlen=3600)
         self._store = store
         self._every_s = every_s
         self._keep = keep

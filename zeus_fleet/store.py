@@ -24,9 +24,6 @@ PREFIX = "/zeus-fleet/"
 TIMEOUT_S = 5.0
 """Time limit of one request: a change of etcd's leader takes about three seconds."""
 
-ELECTION_TTL_S = 5
-"""TTL of the leader's key, which is an etcd lease and proves nothing about nodes."""
-
 MOST_PUT = 100
 """Most keys that one transaction writes: etcd accepts 128 operations."""
 
@@ -317,7 +314,8 @@ class FleetStore:
                 reply = await client.refresh_lease(kept)
                 kept = kept if reply is not None and reply.TTL > 0 else None
             if kept is None:
-                kept = (await client.lease(ELECTION_TTL_S)).id
+                # TTL of the leader's key, which is an etcd lease and proves nothing about nodes.
+                kept = (await client.lease(5)).id
             make = client.transactions
             _, replies = await client.transaction(
                 compare=[make.create(key) == 0],

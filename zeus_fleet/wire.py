@@ -27,9 +27,6 @@ from zeus_fleet.quantities import MAX_MW, Power
 from zeus_ipc.parsing import Malformed, parse
 from zeus_ipc.wire import sentence
 
-PIECES = 64
-"""Number of keys of a plan's grants: a node reads one, a transaction writes all."""
-
 MAX_SHARED = 2 << 20
 """Largest budget, or part of a plan, bytes; etcd accepts 1.5 MiB."""
 
@@ -41,9 +38,6 @@ MAX_WORKS = 256
 
 MAX_REPORTED = 2**61
 """Largest number and epoch of a heartbeat. Those of plans go on from it, and may be larger."""
-
-MAX_TIME_S = 2.5e11
-"""Latest time of an event, in the year 9892."""
 
 DIGITS = 20
 """Digits of a heartbeat's number, which is padded so that the store can compare two of them."""
@@ -156,7 +150,8 @@ def limits_from(data: bytes) -> dict[int, int]:
 
 def piece_of(node: str) -> int:
     """The number of the piece of a plan with a node's grant."""
-    return crc32(node.encode()) % PIECES
+    # Number of keys of a plan's grants: a node reads one, a transaction writes all.
+    return crc32(node.encode()) % 64
 
 
 def plan_bytes(plan: GrantPlan) -> bytes:
@@ -232,7 +227,8 @@ def budget_from(data: bytes) -> Budget:
 def _event_of(
     name: str, limit_mw: int, start_s: float, end_s: float, ramp_mw_per_s: int = 0
 ) -> LimitEvent:
-    if not max(abs(start_s), abs(end_s)) <= MAX_TIME_S:
+    # Latest time of an event, in the year 9892.
+    if not max(abs(start_s), abs(end_s)) <= 2.5e11:
         raise Malformed("an event's time is out of range")
     return LimitEvent(str(name), _mw(limit_mw), float(start_s), float(end_s), _mw(ramp_mw_per_s))
 

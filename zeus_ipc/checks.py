@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LISTED = 16
-"""GPUs in one request."""
-
 
 @dataclass(frozen=True)
 class Check:
@@ -239,7 +236,8 @@ def each_of(
     errors: dict[str, ZeusIpcError] = {}
     waiting = [*uuids]
     while waiting:
-        some = waiting[:_LISTED]
+        # GPUs in one request.
+        some = waiting[:16]
         failed: Mapping[str, ZeusIpcError] = {}
         try:
             found |= ask(some)

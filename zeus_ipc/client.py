@@ -56,8 +56,6 @@ from zeus_ipc.stream import SampleStream
 from zeus_ipc.transport import Transport
 from zeus_ipc.wire import PROTOCOL_VERSION
 
-DEFAULT_TIMEOUT_S = 5.0
-
 
 class Client(contextlib.AbstractContextManager["Client"]):
     """A connection to a node's zeusd.
@@ -84,7 +82,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self,
         path: str | os.PathLike[str] | None = None,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = 5.0,
         heartbeat: bool = True,
         stall_timeout_s: float | None = None,
         transport: Transport | None = None,

@@ -29,13 +29,6 @@ it are sent completely or not at all, so threads need no lock for sending."""
 READ_BYTES = 16 * 1024
 """Bytes of one read; a longer reply takes several reads."""
 
-CONNECT_NS = 1_000_000_000
-"""How long to wait while the socket's backlog is full. The kernel admits waiting processes in order
-of arrival, so a retry starts at the end of that queue."""
-
-PAUSE_S = 0.002
-"""Pause before the next attempt to send if there is no room."""
-
 WITHOUT_WAITING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 """Flags of every send: a full buffer and a closed peer are errors, and must not block the caller or
 raise SIGPIPE."""
@@ -94,7 +87,9 @@ class Connection:
         stream = self._stream
         stream.setblocking(True)  # whatever the program's default timeout
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        wait_us = max(1, min(until_ns - time.monotonic_ns(), CONNECT_NS) // 1000)
+        # How long to wait while the socket's backlog is full. The kernel admits waiting processes
+        # in order of arrival, so a retry starts at the end of that queue.
+        wait_us = max(1, min(until_ns - time.monotonic_ns(), 1_000_000_000) // 1000)
         wait = _TIME.pack(*divmod(wait_us, 1_000_000))
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         stream.connect(path)
@@ -119,7 +114,8 @@ class Connection:
             except BlockingIOError:
                 if time.monotonic_ns() >= until_ns:
                     return False
-                time.sleep(PAUSE_S)
+                # Pause before the next attempt to send if there is no room.
+                time.sleep(0.002)
             else:
                 raise ConnectionResetError  # the rest would be mistaken for another frame
 

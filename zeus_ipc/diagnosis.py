@@ -13,8 +13,6 @@ from pathlib import Path
 from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
 from zeus_ipc.processes import listener_of
 
-_SOCKET_WAIT_S = 0.2
-
 
 def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:
     """Ends a request whose time is over.
@@ -98,7 +96,7 @@ def silent_daemon(path: str) -> str:
     Args:
         path: Its socket.
     """
-    pid = listener_of(path, _SOCKET_WAIT_S)
+    pid = listener_of(path, 0.2)
     if pid is None:
         return "look at zeusd's log"
     if pid == 1 or _is_service(pid):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-_TRIES = 3
-
 
 def offset_ns() -> int:
     """What to add to CLOCK_MONOTONIC to get the time since the epoch, ns.
@@ -14,7 +12,7 @@ def offset_ns() -> int:
     they were nearest to each other counts.
     """
     tries = []
-    for _ in range(_TRIES):
+    for _ in range(3):
         before_ns = time.monotonic_ns()
         epoch_ns = time.time_ns()
         after_ns = time.monotonic_ns()

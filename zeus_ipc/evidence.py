@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import UsageSum, WindowEnergies
 
-ROW_NS = 1_200_000_000_000
-"""The longest time between two rows of a history: the value at an instant may be that old."""
-
-PATIENCE_S = 15.0
-"""How long to wait for the energy ledger: lists of processes come up to 13 s late."""
-
 RETRY_S = 0.5
-
-RECORDS = 1000
-"""Records of the audit log that zeusd keeps."""
 
 
 def make_receipt(
@@ -74,8 +65,9 @@ def make_receipt(
             f"{' '.join(subject)} used no GPU in that time, as far as you may see; check --since "
             "and the GPUs"
         )
+    # The longest time between two rows of a history: the value at an instant may be that old.
     domains = (
-        ("power_limit", max(0, since_ns - ROW_NS), until_ns),
+        ("power_limit", max(0, since_ns - 1_200_000_000_000), until_ns),
         ("gpu_clock", since_ns, until_ns),
         ("gap", since_ns, None),  # one may end after the interval
     )
@@ -94,7 +86,7 @@ def make_receipt(
                 for one in names
                 for domain, begin_ns, end_ns in domains
             },
-            audit=client.audit(limit=RECORDS),
+            audit=client.audit(limit=1000),  # all that zeusd keeps
             usage=usage,
             settled_ms=settled_ms,
             subject=subject,
@@ -131,7 +123,8 @@ def _usage(
     first_s, last_s = since_ns // bucket_ns * BUCKET_S, -(-until_ns // bucket_ns) * BUCKET_S
     # Of buckets that are part of the interval as a whole, it does not matter when they were used.
     edges = sorted({first_s, first_s + BUCKET_S, last_s - BUCKET_S, last_s})
-    give_up_s = time.monotonic() + PATIENCE_S
+    # How long to wait for the energy ledger: lists of processes come up to 13 s late.
+    give_up_s = time.monotonic() + 15.0
     found: dict[str, list[UsageSum]] = {}
     settled_ms = until_ms = until_ns // 1_000_000
     try:

@@ -28,9 +28,6 @@ HOSTS = "ZEUS_HTTP_HOSTS"
 _PRIVATE = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan")
 """Ends of names that nobody can register."""
 
-TIMEOUT_S = 5.0
-"""How long a server of this module waits for each part of a request, and for its reader."""
-
 MOST_CONNECTIONS = 32
 LEAST_S = 1.0
 """Where a new connection would be too many, one this old is ended, or any one of a host that has
@@ -77,7 +74,8 @@ def _name(host: str) -> str:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = TIMEOUT_S
+    # How long a server of this module waits for each part of a request, and for its reader.
+    timeout = 5.0
 
     @override
     def log_message(self, format: str, *args: Any) -> None:

@@ -30,14 +30,8 @@ from zeus_ipc.transport import Subscription, Transport
 from zeus_ipc.wire import MAX_REQUEST_BYTES
 from zeus_ipc.zmtp import ProtocolError, frame
 
-GRACE_NS = 100_000_000
-"""A request's deadline is the daemon's; its answer that the deadline is over needs time too."""
-
 RETRY_NS = 20_000_000
 """Pause between two attempts to connect."""
-
-REFUSED_NS = 100_000_000
-"""The same if zeusd closes the connection: this user may have too many."""
 
 MAX_IDLE = 4
 """Connections that are kept for later requests."""
@@ -79,7 +73,8 @@ class SocketTransport(Transport):
     @override
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         data, deadline_ns = self._framed(message, timeout_s)
-        until_ns = deadline_ns + GRACE_NS
+        # A request's deadline is the daemon's; its answer that the deadline is over needs time too.
+        until_ns = deadline_ns + 100_000_000
         line = self._line
         if line is not None and line.sent != line.read:
             self._settle(line, until_ns, timeout_s)
@@ -261,7 +256,8 @@ class SocketTransport(Transport):
             if reason is not None:
                 raise reason from None
             closed = isinstance(error, (BrokenPipeError, ConnectionResetError))
-            pause_ns = REFUSED_NS if closed else RETRY_NS
+            # A longer pause if zeusd closes the connection: this user may have too many.
+            pause_ns = 100_000_000 if closed else RETRY_NS
             self._open_after_ns = time.monotonic_ns() + pause_ns
             return None
         self.used = True

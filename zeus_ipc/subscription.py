@@ -15,13 +15,6 @@ from zeus_ipc.overriding import override
 from zeus_ipc.parsing import Malformed
 from zeus_ipc.transport import Subscription
 
-_RECONNECT_MS = 10
-_RECONNECT_MAX_MS = 40
-"""Short, since each attempt is a chance where others connect without end and fill the queue."""
-
-_SILENT_NS = 5_000_000_000
-"""A daemon that publishes nothing for this long is looked for."""
-
 
 class ZmqSubscription(Subscription):
     """Samples from a daemon's XPUB socket. It survives the daemon's restarts.
@@ -37,11 +30,12 @@ class ZmqSubscription(Subscription):
         self._path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._sub = self._context.socket(zmq.SUB)
+        # Short, since each attempt is a chance where others connect without end and fill the queue.
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.RCVHWM, buffer),
-            (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
+            (zmq.RECONNECT_IVL, 10),
+            (zmq.RECONNECT_IVL_MAX, 40),
         ):
             self._sub.setsockopt(option, value)
         for name in names:
@@ -53,7 +47,8 @@ class ZmqSubscription(Subscription):
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         try:
             if not self._sub.poll(max(0, round(timeout_s * 1000))):
-                if time.monotonic_ns() - self._heard_ns > _SILENT_NS:
+                # A daemon that publishes nothing for this long is looked for.
+                if time.monotonic_ns() - self._heard_ns > 5_000_000_000:
                     diagnose(self._path)
                 return None
             _, payload = self._sub.recv_multipart(zmq.NOBLOCK)

@@ -12,9 +12,6 @@ GREETING_BYTES = 64
 MECHANISM = b"NULL".ljust(20, b"\0")
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + MECHANISM + bytes(32)
 
-MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""Longer frames do not come from zeusd."""
-
 
 class ProtocolError(Exception):
     """The peer violated ZMTP, or a rule of this end. The text names the rule."""
@@ -84,7 +81,8 @@ class Replies:
             if len(buffer) < begin:
                 break
             size = int.from_bytes(buffer[at + 1 : begin], "big")
-            if flags & ~(LONG | COMMAND) or size > MAX_REPLY_BYTES:
+            # Longer frames do not come from zeusd.
+            if flags & ~(LONG | COMMAND) or size > 64 * 1024 * 1024:
                 raise ProtocolError("message of several parts, or too long")
             if len(buffer) < begin + size:
                 break

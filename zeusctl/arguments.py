@@ -28,9 +28,6 @@ _FROM_OPTION = "zeusctl.gpus"
 _EMPTY = "GPUS is empty; name them (0,2 or 0-3), or all"
 """A script's variable that is not set does not mean all GPUs."""
 
-MAX_UID = 2**32 - 2
-"""The next number means no user."""
-
 
 class Duration(ParamType):
     """A time such as 30s or 10m, in seconds."""
@@ -57,7 +54,8 @@ class UserArgument(ParamType):
             uid = int(value) if is_number else pwd.getpwnam(value).pw_uid
         except KeyError:
             uid = None
-        if uid is None or uid > MAX_UID:
+        # The next number means no user.
+        if uid is None or uid > 2**32 - 2:
             self.fail(f"there is no user {value!r}", param, ctx)
         return uid
 

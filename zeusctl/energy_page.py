@@ -10,9 +10,6 @@ from zeusctl.columns import Column, Columns
 from zeusctl.entities import UsedEnergy
 from zeusctl.usage import OTHERS, Scale, by_day, columns_in, estimates
 
-SHOWN = 8
-"""Accounts with a color of their own; the others share one."""
-
 COLORS = (
     *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5"),
 )
@@ -55,7 +52,8 @@ def page(
         jobs: Sums by job, over all days.
         metered_j: The GPUs' counters for the same time.
     """
-    scale, stacks = Scale.of(users), by_day(days, SHOWN)
+    # Accounts with a color of their own; the others share one.
+    scale, stacks = Scale.of(users), by_day(days, 8)
     colors = dict(zip(stacks, COLORS, strict=False)) | REST
     columns = [*columns_in(scale)[1:], SHARE]
     idle = [one for one in jobs if one.kind in ("job", "pod") and one.idle_j]

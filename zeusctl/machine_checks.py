@@ -196,7 +196,6 @@ _INIT = frozenset({"systemd", "init"})
 """Programs that are pid 1 in containers that are whole systems, such as nodes of LXC or kind."""
 
 _EVERYBODY = ["0", "0", "4294967295"]
-_SOCKET_WAIT_S = 1.0
 _MOUNT_POINT = 4
 """Field of a line in mountinfo."""
 
@@ -232,7 +231,7 @@ def mount_point_of(path: str) -> str:
 
 def listener_of(path: str) -> int | None:
     """Returns the process that listens at a socket; None if it is gone or not visible from here."""
-    pid = processes.listener_of(path, _SOCKET_WAIT_S)
+    pid = processes.listener_of(path, 1.0)
     return pid if pid is not None and Path(f"/proc/{pid}").exists() else None
 
 

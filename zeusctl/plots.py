@@ -149,10 +149,6 @@ def _with_gaps(line: Line) -> Iterator[tuple[float, float]]:
                 yield t, float("nan")
 
 
-SHOWN = 5
-"""Accounts with a color of their own."""
-
-
 def draw_energy(sums: Sequence[UsedEnergy], path: Path) -> int:
     """Draws energy by day as stacked bars, the largest accounts first. Returns the sums drawn.
 
@@ -167,7 +163,8 @@ def draw_energy(sums: Sequence[UsedEnergy], path: Path) -> int:
     figure = Figure(figsize=(_WIDTH, 4.0), layout="constrained")
     axes = figure.subplots()
     below = [0.0] * len(days)
-    for number, (name, stack) in enumerate(by_day(sums, SHOWN).items()):
+    # Accounts with a color of their own.
+    for number, (name, stack) in enumerate(by_day(sums, 5).items()):
         heights = [stack.get(day, 0.0) / scale.joules for day in days]
         axes.bar(days, heights, 0.8, below, label=name, color=_COLORS[number % len(_COLORS)])
         below = [one + more for one, more in zip(below, heights, strict=True)]

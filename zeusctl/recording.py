@@ -17,8 +17,6 @@ from zeusctl.exits import CommandError
 COLUMNS = tables.kinds(RecordedSample)
 """Columns of a recording, and what they hold."""
 
-_ROWS_AT_ONCE = 4096
-
 Row = Mapping[str, Any]
 
 
@@ -65,7 +63,7 @@ class ParquetWriter:
     def write(self, row: Row) -> None:
         """One row."""
         self._rows.append(row)
-        if len(self._rows) >= _ROWS_AT_ONCE:
+        if len(self._rows) >= 4096:
             self._write_rows()
 
     def flush(self) -> None:

@@ -21,9 +21,6 @@ from zeusctl.exits import CommandError, Exit
 if TYPE_CHECKING:
     from zeusctl.session import Session
 
-WITNESS_S = 0.02
-"""Time for a signal to reach all processes that it is sent to."""
-
 _OWN = {signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 _OWN |= {signal.SIGTTIN, signal.SIGTTOU, signal.SIGKILL, signal.SIGSTOP}
 """Signals that are about this process itself, or cannot be caught."""
@@ -54,7 +51,8 @@ def run(command: Sequence[str]) -> int:
                 select.select([woken], [], [])
                 numbers = [*filter(signal.SIGCHLD.__ne__, os.read(woken, 4096))]
                 if numbers:
-                    time.sleep(WITNESS_S)
+                    # Time for a signal to reach all processes that it is sent to.
+                    time.sleep(0.02)
                     witness = _pass_on(job, numbers, witness)
                 ended, status = os.waitpid(job, os.WNOHANG | os.WUNTRACED)
                 if not ended:

@@ -35,14 +35,11 @@ FOLDERS = ("/etc/slurm", "/run/slurm/conf", "/var/spool/slurmd/conf-cache")
 """Where the configuration is if $SLURM_CONF does not say; the last two of a configless slurmd."""
 
 TIMEOUT_S = 5.0
-MAX_INCLUDES = 8
 _FIELD = re.compile(r'([\w.]+)\s*=\s*(?:"([^"]*)"|(\S+))')
 _INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
 _SHARES = re.compile(r"\b(?:shard|mps)[:=](?:[a-z]\w*:)?([0-9]+)", re.IGNORECASE)
 
 _CLOCK = re.compile(r"[0-9]{1,5}|low|medium|high|highm1")
-_STEP_MHZ = 15
-"""Between two graphics clocks."""
 
 _REMEDY = "name the devices in gres.conf (Name=gpu File=/dev/nvidia[0-7], without AutoDetect)"
 
@@ -284,7 +281,7 @@ def _file(name: str, environment: Mapping[str, str], root: str) -> Path:
 
 
 def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
-    if depth > MAX_INCLUDES:
+    if depth > 8:
         return
     try:
         text = path.read_bytes().decode("latin-1")  # comments may be of any encoding
@@ -363,7 +360,8 @@ def _nearest(word: str, gpu: GpuInfo, memory: bool) -> int:
     if memory:
         middle, last = clocks[(len(clocks) - 1) // 2], clocks[max(len(clocks) - 2, 0)]
     else:  # only the ends are known, and the driver takes its nearest one
-        middle, last = (low + high) // 2, max(high - _STEP_MHZ, low)
+        # Between two graphics clocks.
+        middle, last = (low + high) // 2, max(high - 15, low)
     return {"low": low, "medium": middle, "highm1": last, "high": high}[word]
 
 

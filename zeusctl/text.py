@@ -13,8 +13,6 @@ from datetime import datetime, timezone
 
 import click
 
-NS = 1_000_000_000
-
 LEVELS = "▁▂▃▄▅▆▇█"
 
 WRAPPED = 24
@@ -91,7 +89,7 @@ def parse_duration(text: str) -> float:
 def wall_time(t_ns: int, now_ns: int, now: datetime | None = None) -> datetime:
     """The local time of an instant of CLOCK_MONOTONIC."""
     here = datetime.now(timezone.utc) if now is None else now
-    return datetime.fromtimestamp(here.timestamp() - (now_ns - t_ns) / NS).astimezone()
+    return datetime.fromtimestamp(here.timestamp() - (now_ns - t_ns) / 1_000_000_000).astimezone()
 
 
 def screen_width() -> int:

@@ -18,14 +18,9 @@ from typing import Any
 from zeusd import systemd
 from zeusd.systemd import fields_of
 
-MAX_QUEUED = 10_000
-"""Most records that may wait for the journal."""
-
 EVERY_S = 60.0
 MOST = 3
 """Equal records that are logged in this time."""
-
-MAX_KNOWN = 1000
 
 AUDIT = "zeusd.audit"
 """The audit log, which counts what repeats by itself."""
@@ -93,7 +88,7 @@ class Repeats(logging.Filter):
             dropped = max(0, count - MOST)
             if now_s - since_s >= EVERY_S:
                 since_s, count = now_s, 0
-            elif len(self._known) >= MAX_KNOWN:
+            elif len(self._known) >= 1000:
                 self._known.clear()
             self._known[key] = (since_s, count + 1)
         if count >= MOST:
@@ -116,7 +111,8 @@ class _BoundedQueue(QueueHandler):
     zeusd."""
 
     def __init__(self) -> None:
-        self.records: queue.Queue[Any] = queue.Queue(MAX_QUEUED)
+        # Most records that may wait for the journal.
+        self.records: queue.Queue[Any] = queue.Queue(10_000)
         self.dropped = 0
         super().__init__(self.records)
 

@@ -37,24 +37,8 @@ from zeusd.server.subuids import SubordinateUids
 
 log = logging.getLogger(__name__)
 
-JOURNAL_WAIT_S = 1.5
-"""How long to wait for the journal at start: `zeusd restore` may have it for a moment."""
-
-FIRST_LOOK_S = 60.0
-"""How long clients wait for the first enumeration of the GPUs; a driver may take seconds for
-each."""
-
-NOT_RESTORED = 1
-"""Exit code of an orderly stop that could not restore everything."""
-
 STOP_MARGIN_S = 5.0
 """Time that systemd gives a stop beyond the longest that it may take."""
-
-STATUS_S = 1.0
-SWITCH_S = 0.0005
-
-OWN_FILES = 128
-"""Open files that are not connections: devices, journal, histories, and files of libraries."""
 
 RESTART = signal.SIGUSR1
 """Requests an exit that keeps all leases: the unit's `RestartKillSignal=`."""
@@ -82,13 +66,16 @@ class Daemon:
             self._reactor = Reactor()
             self._handle_signals()  # before anything is changed
             self._listening = self._listen(opened)
-            most = max(16, min(config.server.max_connections, (_open_files() - OWN_FILES) // 2))
+            # Open files that are not connections: devices, journal, histories, and files of
+            # libraries.
+            most = max(16, min(config.server.max_connections, (_open_files() - 128) // 2))
             self._server = Server(self._reactor, config.limits(), most)
             self._node: OpenedNode = open_node(
                 config.vendors(), config.nvml.simulate, f"{settings.socket}.devices"
             )
             opened.callback(self._node.close)
             simulated = config.nvml.simulate is not None
+            # How long to wait for the journal at start: `zeusd restore` may have it for a moment.
             self._engine = Engine(
                 core=Core(
                     config_check.settings(config),
@@ -100,7 +87,7 @@ class Daemon:
                 ),
                 reactor=self._reactor,
                 node=self._node,
-                journal=Journal(settings.state_dir, JOURNAL_NAME, boot, JOURNAL_WAIT_S),
+                journal=Journal(settings.state_dir, JOURNAL_NAME, boot, 1.5),
                 reply=self._server.reply,
                 users=self._server.describe,
                 charge=self._server.charge,
@@ -169,9 +156,11 @@ class Daemon:
         SIGTERM and SIGINT first restore everything, SIGUSR1 keeps all leases for the next zeusd,
         SIGHUP reloads the configuration.
         """
-        self._give_up_ns = time.monotonic_ns() + round(FIRST_LOOK_S * 1e9)
+        # How long clients wait for the first enumeration of the GPUs; a driver may take seconds for
+        # each.
+        self._give_up_ns = time.monotonic_ns() + round(60.0 * 1e9)
         self._await_gpus()
-        self._reactor.every(STATUS_S, self._tell_status)
+        self._reactor.every(1.0, self._tell_status)
         self._reactor.every(SAVE_S, self._save_audit_log)
         watchdog_s = systemd.watchdog_s()
         if watchdog_s is not None:  # sent by the loop: if it hangs, systemd restarts zeusd
@@ -180,7 +169,8 @@ class Daemon:
             self._engine.run()
         abandoned = len(self._engine.abandoned)
         log.info("stopped", extra={"event": "stopped", "not_restored": abandoned})
-        return NOT_RESTORED if abandoned else 0
+        # Exit code of an orderly stop that could not restore everything.
+        return 1 if abandoned else 0
 
     # ------------------------------------------------------------------------------------ signals
 
@@ -300,7 +290,7 @@ def _open_files() -> int:
 def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
     """Runs the daemon in this process. Returns the exit code."""
     # A worker's Python code must not delay the loop by the usual 5 ms.
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(0.0005)
     try:
         daemon = Daemon(config, reload)
     except (ListenError, JournalError, ValueError) as error:

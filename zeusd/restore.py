@@ -62,9 +62,6 @@ GPU_TIMEOUT_S = 20.0
 """If a GPU's driver does not answer for this long beyond its bound, the helper goes on to the other
 GPUs."""
 
-GRACE_S = 5.0
-"""How long to wait for a failed zeusd to start again before restoring everything without it."""
-
 
 def _restore_one(
     driver: RestoreDriver,
@@ -337,7 +334,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line. Return the exit status: 0 if no restore that should be done is left."""
     options = command_line().parse_args(arguments)
     state_dirs = options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR]
-    everything = options.all or (options.on_failure and not _starts_again(state_dirs, GRACE_S))
+    # How long to wait for a failed zeusd to start again before restoring everything without it.
+    everything = options.all or (options.on_failure and not _starts_again(state_dirs, 5.0))
     failed = restore(
         state_dirs,
         library=options.library,

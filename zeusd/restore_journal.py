@@ -21,9 +21,6 @@ from zeusd.identity import flock_within, is_trusted, open_process
 from zeusd.records import Entry, Replayed, record, replay
 from zeusd.restore_rule import HIGHER, SETTLE_S, Value
 
-MAX_BYTES = 64 << 20
-"""Largest journal that is read."""
-
 CONTROLS = frozenset(control.value for control in SPECS)
 
 
@@ -217,4 +214,5 @@ def read(path: Path, boot: str) -> Replayed:
         OSError: It cannot be read.
         ValueError: Another user may have written it.
     """
-    return replay(read_file(path, MAX_BYTES, is_trusted), boot)
+    # Largest journal that is read.
+    return replay(read_file(path, 64 << 20, is_trusted), boot)

@@ -97,10 +97,6 @@ def logs_to_journal() -> bool:
     return stream == f"{found.st_dev}:{found.st_ino}"
 
 
-NAMES_S = 60
-"""How long a user's name is cached, so that many records do not look it up for each."""
-
-
 @lru_cache(maxsize=1024)
 def _user_name(uid: int, minute: int) -> str | None:
     del minute  # another user is looked up again
@@ -125,7 +121,8 @@ class JournalHandler(logging.Handler):
             message += "\n" + logging.Formatter().formatException(record.exc_info)
         fields = {_FIELDS.get(name, name.upper()): str(value) for name, value in extra.items()}
         if isinstance(extra.get("uid"), int):  # on the log's thread: it may take long
-            name = _user_name(extra["uid"], int(time.monotonic() // NAMES_S))
+            # How long a user's name is cached, so that many records do not look it up for each.
+            name = _user_name(extra["uid"], int(time.monotonic() // 60))
             if name is not None:
                 fields["CLIENT_USER"] = name
         try:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import CpuInfo
 
-_PROCESSOR = 36
-"""Field of /proc/PID/stat after the name: the CPU that last ran the process, proc(5)."""
-
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -190,7 +187,8 @@ def get_current_cpu_index(pid: int | Literal["current"] = "current") -> int:
     """
     number = os.getpid() if pid == "current" else pid
     fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-    topology = _TOPOLOGY / f"cpu{fields[_PROCESSOR]}" / "topology"
+    # Field of /proc/PID/stat after the name: the CPU that last ran the process, proc(5).
+    topology = _TOPOLOGY / f"cpu{fields[36]}" / "topology"
     package = f"package-{(topology / 'physical_package_id').read_text().strip()}"
     names = [package]
     if (topology / "die_id").exists():

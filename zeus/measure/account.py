@@ -18,12 +18,6 @@ from zeus_ipc.epoch import offset_ns
 
 _numbers = itertools.count()
 
-_UNREAD = 100_000
-"""Maximum number of steps waiting for their energy while zeusd does not answer."""
-
-_PIECE_NS = 2_000_000_000
-"""Minimum length of a piece of a training. If zeusd loses its history, one piece is not known."""
-
 
 @dataclass(frozen=True)
 class EnergySummary:
@@ -128,7 +122,8 @@ class EnergyAccount:
         self._clear()
 
     def _clear(self) -> None:
-        self._unread: deque[Measurement] = deque(maxlen=_UNREAD)
+        # Maximum number of steps waiting for their energy while zeusd does not answer.
+        self._unread: deque[Measurement] = deque(maxlen=100_000)
         self._epochs: deque[Measurement] = deque()
         self._energy_j = 0.0  # of the steps that are known but not reported yet, ...
         self._time_s = 0.0
@@ -168,7 +163,9 @@ class EnergyAccount:
         self._unread.append(step)
         self._seen_ns = begin.t_ns + round(step.time * 1e9)
         self.steps += 1
-        if begin.t_ns - self._piece_ns > _PIECE_NS:
+        # Minimum length of a piece of a training. If zeusd loses its history, one piece is not
+        # known.
+        if begin.t_ns - self._piece_ns > 2_000_000_000:
             self._cut(begin.t_ns)
             self._collect()
 

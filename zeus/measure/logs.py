@@ -15,9 +15,6 @@ from zeus_ipc.overriding import override
 Send = Callable[[dict[str, float], int], object]
 """A function of figures by name, and the step."""
 
-MOST_ROWS = 10_000
-"""Rows that wait for the first row of the job itself; beyond it, the oldest are dropped."""
-
 _AXIS = "energy/steps"
 
 
@@ -33,7 +30,8 @@ class _Run:
 
     def __init__(self) -> None:
         self.before = 0
-        self.rows: deque[dict[str, float]] = deque(maxlen=MOST_ROWS)
+        # Rows that wait for the first row of the job itself; beyond it, the oldest are dropped.
+        self.rows: deque[dict[str, float]] = deque(maxlen=10_000)
         self.at: int | None = None
         self.alone = True
 

@@ -49,19 +49,6 @@ TICK_NS = 150_000_000
 """A window's energy exists this long after its end: the longest update period, and zeusd's
 reading."""
 
-AVAILABLE_NS = 1_000_000_000
-"""Age at which the thread looks up a window that nobody asked for."""
-
-PATIENCE_NS = 2_000_000_000
-"""Age of a window from which on a GPU that cannot be read makes its energy unknown. Before, it is
-looked up again: after a short failure, the counter includes it."""
-
-MAX_READS = 1_000
-"""Number of newest reads of which the thread, begin and end are kept."""
-
-LONGEST_READ_NS = 1_000_000_000
-"""As long as this is a read that has not ended: none takes longer."""
-
 AROUND_NS = 2_000_000_000
 """How far from a window the work around it matters for its uncertainty, at most."""
 
@@ -125,7 +112,8 @@ class WindowLookup:
         self._finishes = False  # at the end of the process
         self._wanted_ns = 0
         self._outage: ZeusBaseError | None = None
-        self._reads: deque[_Read] = deque(maxlen=MAX_READS)
+        # Number of newest reads of which the thread, begin and end are kept.
+        self._reads: deque[_Read] = deque(maxlen=1_000)
 
     def check(self) -> None:
         """Makes zeusd sample these devices.
@@ -192,7 +180,8 @@ class WindowLookup:
         until_ns = max(pending.end_ns, began_ns - TICK_NS)
         with self._guard:
             others = [one for one in self._take(until_ns, BATCH) if one is not wanted]
-        read = _Read(threading.get_ident(), began_ns, began_ns + LONGEST_READ_NS)
+        # As long as this is a read that has not ended: none takes longer.
+        read = _Read(threading.get_ident(), began_ns, began_ns + 1_000_000_000)
         self._reads.append(read)
         try:
             with _waits_for(pending.end_ns):
@@ -335,7 +324,8 @@ class WindowLookup:
         outage = self._outage
         try:
             lasts = outage is not None and not self._recovered()
-            latest_ns = max(self._wanted_ns, self.clock_ns() - AVAILABLE_NS)
+            # Age at which the thread looks up a window that nobody asked for.
+            latest_ns = max(self._wanted_ns, self.clock_ns() - 1_000_000_000)
             self.look_up_ended(min(until_ns, latest_ns))
             if not lasts and self._outage is outage:
                 self._outage = None
@@ -432,7 +422,9 @@ class WindowLookup:
             raise
         if failed is not None and not found:
             self._outage = failed
-        patient_ns = self.clock_ns() - PATIENCE_NS
+        # Age of a window from which on a GPU that cannot be read makes its energy unknown. Before,
+        # it is looked up again: after a short failure, the counter includes it.
+        patient_ns = self.clock_ns() - 2_000_000_000
         again = []
         for position, (measurement, pending) in enumerate(waiting):
             known = self._measured(measurement, found, position)

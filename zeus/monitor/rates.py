@@ -88,9 +88,6 @@ HOUR_NS = 3_600_000_000_000
 FIRST_WAIT_S = 1.0
 """How long after the first request an amount waits for its rate."""
 
-RETRY_S = 60.0
-"""Pause after a request that failed."""
-
 
 class Rate(ABC):
     """A rate per kWh, hour by hour."""
@@ -153,7 +150,8 @@ class FetchedRate:
         except Exception as error:  # noqa: BLE001 - a provider may be the user's
             self._failure = str(error) or type(error).__name__
         self._fetched.set()
-        return RETRY_S if self._failure else 1 + 3600 - time.time() % 3600
+        # Pause after a request that failed.
+        return 60.0 if self._failure else 1 + 3600 - time.time() % 3600
 
 
 def _fetch_hourly(rate_ref: weakref.ref[FetchedRate], forgotten: threading.Event) -> None:

@@ -14,9 +14,6 @@ from zeus_ipc.errors import ZeusIpcError
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
 
-LATEST_S = 5.0
-"""Maximum age of a present reading."""
-
 
 class Timelines:
     """Reads timelines of GPUs, or of CPUs.
@@ -70,7 +67,8 @@ class Timelines:
         found: dict[int, int] = {}
         until_s = time.time() if at_time is None else at_time
         for index, source in self._sources.items():
-            samples = self._ask(source, domain, until_s - LATEST_S, until_s)
+            # Maximum age of a present reading.
+            samples = self._ask(source, domain, until_s - 5.0, until_s)
             if not samples:
                 return None
             found[index] = samples[-1][1]

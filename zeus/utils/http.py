@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import httpx
     import tenacity
 
-_MOST = 500
 CONNECT_S = 5.0
 
 
@@ -100,7 +99,7 @@ def detail(answer: httpx.Response) -> str:
         found = answer.text
     if isinstance(found, list):  # of validation errors
         found = "; ".join(map(_field, found))
-    return " ".join(str(found).split())[:_MOST]
+    return " ".join(str(found).split())[:500]
 
 
 def _field(error: Any) -> str:

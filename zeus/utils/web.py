@@ -31,9 +31,6 @@ from zeus_ipc.http_guard import wrong_host
 from zeus_ipc.parsing import Malformed, any_number, parse
 from zeus_ipc.wire import explain
 
-LARGE_BYTES = 64 * 2**10
-"""A longer body is parsed on another thread, so that the others' requests go on."""
-
 Settings = TypeVar("Settings")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -189,7 +186,8 @@ def sent(kind: Any, declared: Callable[[Request], None] | None = None) -> Any:
     async def read(request: Request) -> Any:
         (declared or needs_json)(request)
         body = (await request.body()).removeprefix(codecs.BOM_UTF8)
-        if len(body) > LARGE_BYTES:
+        # A longer body is parsed on another thread, so that the others' requests go on.
+        if len(body) > 64 * 2**10:
             return await asyncio.to_thread(_strictly, adapter, body)
         return _strictly(adapter, body)
 

@@ -32,7 +32,6 @@ from zeusctl.usage import job_sums, summary_line
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
 
-PERIOD_S = 5.0
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -221,7 +220,7 @@ def _follow(session: Session, folder: Path) -> None:
             raise CommandError(f"{folder} cannot be read ({error.strerror})") from None
         if begun or ended:
             click.echo(f"{len(begun)} allocated, {len(ended)} ended")
-        time.sleep(PERIOD_S)
+        time.sleep(5.0)
 
 
 def _slurm_job() -> SlurmJob:

@@ -18,7 +18,6 @@ from zeusctl.text import wall_time
 if TYPE_CHECKING:
     from zeus_ipc.replies import AuditRecord
 
-_FOLLOW_S = 0.5
 KEPT = 1000
 """Records that zeusd keeps."""
 
@@ -43,7 +42,7 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     while follow:
         sys.stdout.flush()
         newest = max([newest, *(record.number for record in page.records)])
-        time.sleep(_FOLLOW_S)
+        time.sleep(0.5)
         page = session.client.audit(after=newest, limit=KEPT)
         wanted = [one for one in page.records if not chosen or one.gpu in chosen]
         report = _report(session, wanted, page.dropped)

@@ -23,9 +23,6 @@ from zeusctl.running import run, without
 from zeusctl.session import TIMEOUT_S, Session, now, verb
 from zeusctl.text import style
 
-GONE_S = 0.7
-"""How long to wait for a zeusd that may be restarting when the command has ended."""
-
 
 @verb(cls=CommandVerb)
 @gpus_argument()
@@ -59,7 +56,8 @@ def measure(
     begin_ns = time.monotonic_ns()
     code = run(command)
     end_ns = time.monotonic_ns()
-    with contextlib.suppress(ZeusIpcError), bounded(GONE_S):
+    # How long to wait for a zeusd that may be restarting when the command has ended.
+    with contextlib.suppress(ZeusIpcError), bounded(0.7):
         session.client.heartbeat()
     with bounded(TIMEOUT_S):  # not at all if zeusd did not answer that
         sources = [

@@ -22,9 +22,6 @@ from zeusctl.reports import ComparisonReport
 from zeusctl.session import Session, now, verb
 from zeusctl.usage import instant
 
-KEPT_S = 30 * 86_400
-"""How far back a history reaches."""
-
 WRITERS: dict[str, Callable[[Receipt], str]] = {
     "text": lambda one: "\n".join(page(one)),
     "json": Receipt.json_text,
@@ -105,7 +102,8 @@ def _span(session: Session, subject: Subject) -> tuple[str, str]:
         LookupError: The reader sees none.
     """
     end_s = (int(time.time()) // BUCKET_S + 1) * BUCKET_S
-    sums = session.client.usage([end_s - KEPT_S, end_s], subject.kind).sums
+    # How far back a history reaches.
+    sums = session.client.usage([end_s - 30 * 86_400, end_s], subject.kind).sums
     runs = [one for one in sums if one.kind == subject.kind and subject.is_user(one)]
     if not runs:
         raise LookupError(

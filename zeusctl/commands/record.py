@@ -25,8 +25,6 @@ from zeusctl.text import indices
 if TYPE_CHECKING:
     from zeusctl.recording import Writer
 
-_FLUSH_S = 1.0
-
 
 @verb()
 @gpus_argument()
@@ -88,7 +86,7 @@ def _copy(
         now_s = time.monotonic()
         if duration_s is not None and now_s - begin_s >= duration_s:
             break
-        if now_s - flushed_s > _FLUSH_S:
+        if now_s - flushed_s > 1.0:
             writer.flush()
             flushed_s = now_s
         sample = stream.receive(0.1)

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
     from zeusctl.entities import SetValue
 
-WATCH_S = 60.0
-"""Time limit of one request that waits for the loss of a lease."""
-
 CONNECT_S = 1.0
 """Time limit of the first of them, for which the command waits."""
 
@@ -346,7 +343,8 @@ class _LossWatch:
         known = 0
         while self._held and not self._ended.is_set():
             try:
-                lost = self._client.lost_leases(known, WATCH_S)
+                # Time limit of one request that waits for the loss of a lease.
+                lost = self._client.lost_leases(known, 60.0)
             except RequestTimeout:
                 continue
             except ZeusIpcError:

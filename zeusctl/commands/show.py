@@ -23,8 +23,6 @@ from zeusctl.session import Session, now, verb
 from zeusctl.text import style
 from zeusctl.views import ceiling_reports, gpu_reports, lease_reports, process_reports
 
-_HOUR_NS = 3600 * 10**9
-
 
 @verb()
 @gpus_argument()
@@ -84,7 +82,7 @@ def _last_hour(session: Session, uuid: str) -> float | None:
         end_ns = time.monotonic_ns()
         # One tick later than reported: the first moment is an estimate, and may move forward
         # between two requests; the second would then fail because its time is too early.
-        begin_ns = max(known.begins_ns + known.tick_ns, end_ns - _HOUR_NS)
+        begin_ns = max(known.begins_ns + known.tick_ns, end_ns - (3600 * 10**9))
         found = session.client.windows(uuid, [(begin_ns, end_ns, False)])[uuid].energy_uj[0]
     except ZeusIpcError:
         return None

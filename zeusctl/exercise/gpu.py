@@ -32,10 +32,6 @@ S = TypeVar("S")
 SETTLE_S = 5.0
 """How long a value may take to show in a GPU under load."""
 
-_LOOK_S = 0.005
-_SLACK = 0.03
-"""Power up to this share above a limit counts as within it."""
-
 
 def held(client: Client, gpu: GpuInfo) -> ControlValues:
     """What a GPU holds now."""
@@ -208,7 +204,8 @@ class _Exercise:
         """Measures how long a new limit or clock takes to show in the readings."""
         if Control.POWER_LIMIT in self.values:
             limit = self.values[Control.POWER_LIMIT][0]
-            most_mw = limit[0] * (1 + _SLACK)
+            # Power up to 3 % above a limit counts as within it.
+            most_mw = limit[0] * 1.03
             yield from self._settle(
                 Control.POWER_LIMIT,
                 limit,
@@ -253,7 +250,7 @@ def eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float
         found = read()
         if good(found) or time.monotonic() > end_s:
             return found
-        time.sleep(_LOOK_S)
+        time.sleep(0.005)
 
 
 _OFFSETS_MW = (1, 7, 50, 137, 250, 333, 500, 777, 900, 999, 1234, 2718, 4321)

@@ -13,7 +13,6 @@ from zeus_ipc import __version__
 from zeus_ipc.options import SOCKET, option
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
-ZEUSD_TIMEOUT_S = 10.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -98,7 +97,7 @@ def main(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     events = Events(kubernetes.client.CoreV1Api(), node)
-    with Client(socket, heartbeat=False, timeout_s=ZEUSD_TIMEOUT_S) as client:
+    with Client(socket, heartbeat=False, timeout_s=10.0) as client:
         for watch in watches:
             watch.start()
         logging.info("node %s, namespaces %s", node, ", ".join(namespaces))

@@ -22,8 +22,6 @@ from zeusctl.kubernetes.pods import Pod
 from zeusctl.kubernetes.watch import PodWatch
 from zeusctl.parts import Devices, Holding, ManagedAllocations, mig_devices, together
 
-PERIOD_S = 2.0
-
 
 def holdings(
     devices: PodDevices,
@@ -104,7 +102,7 @@ class PodAccounts(PodFollower):
         sources: Sequence[PodWatch],
         kubelet: Kubelet,
         uuid: Resolve = unresolved,
-        period_s: float = PERIOD_S,
+        period_s: float = 2.0,
     ) -> None:
         super().__init__(zeusd, sources, kubelet, uuid)
         self._period_s = period_s

@@ -42,13 +42,8 @@ from zeusctl.kubernetes.watch import PodWatch
 PROGRAM = "zeusd-kubernetes"
 TIMEOUT_S = 5.0
 
-WAITING_S = 0.5
-"""Interval between queries to kubelet about a pod that has no GPUs yet."""
 RESYNC_S = 15.0
 """Interval between full comparisons while no pod changes."""
-
-RETRY_S = 30.0
-"""Interval between attempts to write a pod's condition."""
 
 _NOT_THE_PODS = frozenset(
     {
@@ -117,7 +112,8 @@ class Events:
     def show(self, pod: Pod, wanted: PodCondition) -> None:
         """Writes a pod's condition, unless it has it, or was given it a moment ago."""
         written, at_s = self._shown.get(pod.uid, (None, 0.0))
-        if wanted == pod.condition or (written == wanted and time.monotonic() - at_s < RETRY_S):
+        # Interval between attempts to write a pod's condition.
+        if wanted == pod.condition or (written == wanted and time.monotonic() - at_s < 30.0):
             return
         self._shown[pod.uid] = wanted, time.monotonic()
         condition = {"type": CONDITION, "lastTransitionTime": _now(), **wanted._asdict()}
@@ -236,7 +232,8 @@ class Agent(PodFollower):
         """
         while not ended.is_set():
             self._changed.clear()
-            self._changed.wait(WAITING_S if self.attempt() else self._resync_s)
+            # Interval between queries to kubelet about a pod that has no GPUs yet.
+            self._changed.wait(0.5 if self.attempt() else self._resync_s)
 
     @override
     def reconcile(self) -> bool:

@@ -11,9 +11,6 @@ import grpc
 from zeusctl.kubernetes.pods import VENDORS
 
 METHOD = "/v1.PodResourcesLister/List"
-TIMEOUT_S = 5.0
-MAX_BYTES = 16 << 20
-"""The same bound as kubelet's own clients use."""
 
 # The numbers of the fields that are read, in ListPodResourcesResponse and the messages in it.
 _PODS = 1
@@ -38,7 +35,8 @@ class Kubelet:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        options = [("grpc.max_receive_message_length", MAX_BYTES)]
+        # The same bound as kubelet's own clients use.
+        options = [("grpc.max_receive_message_length", 16 << 20)]
         self._channel = grpc.insecure_channel(f"unix://{path}", options=options)
         self._list = self._channel.unary_unary(METHOD)
 
@@ -49,7 +47,7 @@ class Kubelet:
             KubeletUnavailable: It did not answer, or its answer is malformed.
         """
         try:
-            answer = self._list(b"", timeout=TIMEOUT_S)
+            answer = self._list(b"", timeout=5.0)
             return devices_of(answer)
         except grpc.RpcError as error:
             reason = error.details() if isinstance(error, grpc.Call) else str(error)

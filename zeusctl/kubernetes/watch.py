@@ -15,12 +15,9 @@ from kubernetes.watch import Watch
 
 from zeusctl.kubernetes.pods import Pod, pod_of
 
-WATCH_S = 300
-"""The server ends a watch after this time; the next one continues from there."""
 READ_S = 90.0
 """A watch that receives nothing for this long is dead: bookmarks arrive every minute."""
 CONNECT_S = 10.0
-LONGEST_PAUSE_S = 30.0
 GONE = 410
 EVERY = "*"
 
@@ -116,12 +113,13 @@ class PodWatch:
         version.
         """
         watch = self._watch = Watch(return_type=object)
+        # The server ends a watch after this time; the next one continues from there.
         for event in watch.stream(
             self._list,
             **self._options,
             resource_version=version,
             allow_watch_bookmarks=True,
-            timeout_seconds=WATCH_S,
+            timeout_seconds=300,
             _request_timeout=(CONNECT_S, READ_S),
         ):
             found = event["raw_object"]
@@ -152,4 +150,4 @@ class PodWatch:
     def _wait(self, why: str) -> None:
         log.warning("%s; the next attempt is in %g s", why, self._pause_s)
         self._ended.wait(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, 30.0)

@@ -15,9 +15,6 @@ _LATENCIES = (
 )
 """Calls whose latency the page shows; the JSON has all."""
 
-STALLED_MS = 50.0
-"""Readings this far apart miss updates."""
-
 _MARKS = {"ok": "OK", "differs": "DIFFERS", "not supported": "not supported", "not known": "?"}
 
 
@@ -60,7 +57,8 @@ def _gpu(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:
         ],
     )
     stalled_ms = max((sensor.longest_gap_ms for sensor in gpu.sensors.values()), default=0.0)
-    if stalled_ms > STALLED_MS:
+    # Readings this far apart miss updates.
+    if stalled_ms > 50.0:
         yield (
             f"  readings stalled for up to {stalled_ms:.0f} ms: the machine was busy; probe again "
             "when it is quiet"

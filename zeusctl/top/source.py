@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from zeusctl.session import Session
 
 HOUR_S = 3600
-OVERDUE_S = 1.5
-"""After this time the view reports that zeusd does not answer."""
 DOMAINS = (
     ("power", "power", 1000, "W"),
     ("power_limit", "limit", 1000, "W"),
@@ -64,7 +62,8 @@ class NodeSource:
         asked_s = self.asked_s
         if not os.path.exists(self._session.socket):
             return "zeusd has stopped: its socket is gone; the figures are the last ones"
-        if asked_s is not None and time.monotonic() - asked_s > OVERDUE_S:
+        # After this time the view reports that zeusd does not answer.
+        if asked_s is not None and time.monotonic() - asked_s > 1.5:
             return f"zeusd has not answered for {time.monotonic() - asked_s:.0f} s"
         return self.trouble or "; ".join(map(problem_text, self.report.node.problems))
 

@@ -52,9 +52,6 @@ from zeusd.core.outbox import after_all
 from zeusd.core.pending import ClientState, Handler, Pending, RequestContext
 from zeusd.devices.port import CallOutcome
 
-PATIENCE_NS = 5_000_000_000
-"""Time for all restores before the driver is closed anyway."""
-
 DRIVER_CLOSED = "an administrator made zeusd close the driver"
 """Reason for holders whose leases it revokes."""
 
@@ -198,7 +195,8 @@ class Administration:
         assert why is not None
         self._out.add(Put(QUIESCED, Mark(self._out.now_ns)))
         self._out.note("quiesced", True, **connection.peer.fields)
-        self._out.due_ns[self._close_anyway] = self._out.now_ns + PATIENCE_NS
+        # Time for all restores before the driver is closed anyway.
+        self._out.due_ns[self._close_anyway] = self._out.now_ns + 5_000_000_000
         self._restoring = self._node.machines()
         self._node.closed = why
         for machine in self._node.machines():

@@ -75,8 +75,6 @@ CEILING, SITE_LIMIT = "ceiling", "site limit"
 """Reasons of restores that do not end a lease."""
 
 RETRY_FIRST_NS = 500_000_000
-RETRY_MAX_NS = 4_000_000_000
-"""Longest pause between attempts to restore."""
 
 MAX_DOUBTS = 64
 """Most writes under one lease whose effect is unknown."""
@@ -853,7 +851,8 @@ class ControlMachine:
         self.trouble = failure
         restoration.attempts += 1
         attempt = restoration.attempts
-        pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), RETRY_MAX_NS)
+        # Longest pause between attempts to restore.
+        pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), 4_000_000_000)
         self.out.due_ns[self.retry_now] = self.out.now_ns + pause_ns
         what = {"attempt": attempt, "retry_in_s": pause_ns / 1e9, "error": failure.message}
         self.audit.note("restore_failed", warning=True, **what)

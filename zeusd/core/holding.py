@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 LOOKS = 5
 """Checks of a silent holder within a TTL: as many as there are heartbeats."""
 
-BUSY_SHARE = 0.05
-"""A silent holder that used at least this share of one CPU between two checks is computing."""
-
 Done: TypeAlias = Callable[["Failure | ControlValue | None"], None]
 """Receives the result of a set: the value in force, None after an acquire, or the failure."""
 
@@ -342,4 +339,5 @@ def _computes(before: ProcessUsage | None, now: ProcessUsage) -> bool:
     if before is None or now.stopped:
         return False
     passed_ns = max(1, now.t_ns - before.t_ns)
-    return now.cpu_ns - before.cpu_ns >= BUSY_SHARE * passed_ns
+    # A silent holder that used at least this share of one CPU between two checks is computing.
+    return now.cpu_ns - before.cpu_ns >= 0.05 * passed_ns

@@ -16,9 +16,6 @@ from zeusd.core.entries import CEILING, CeilingEntry, key_of
 from zeusd.core.model import Failure, Peer, refuse_if
 from zeusd.core.pending import ClientState, Pending, RequestContext
 
-JOB_GRACE_NS = 60_000_000_000
-"""Time for a job's control group to appear after its ceiling is set: a prolog runs before."""
-
 
 class CeilingRequests:
     """Answers `set_ceiling`, and ends ceilings whose deadline has passed or whose job has ended."""
@@ -127,8 +124,9 @@ class CeilingRequests:
     def jobs_present(self, present: set[str]) -> None:
         """Ends, after a grace period, the ceilings of jobs that have no control group."""
         now_ns, groups = self._out.now_ns, self._groups()
+        # Time for a job's control group to appear after its ceiling is set: a prolog runs before.
         self._awaited_ns = {
-            name: 0 if names & present else self._awaited_ns.get(name, now_ns + JOB_GRACE_NS)
+            name: 0 if names & present else self._awaited_ns.get(name, now_ns + 60_000_000_000)
             for name, names in groups.items()
         }
         for name, names in groups.items():

@@ -19,9 +19,6 @@ from zeusd.core.outbox import Outbox
 
 Answer: TypeAlias = Message | Failure
 
-MAX_BUCKETS = 4096
-"""Beyond this number, full buckets are dropped, so that unused ones take no memory."""
-
 
 def error_body(failure: Failure, gpu: str | None = None) -> ErrorBody:
     """A failure, as in replies."""
@@ -164,7 +161,8 @@ class RateLimiter:
         if level < 1.0:
             return False
         self._buckets[key] = (level - 1.0, now_ns)
-        if len(self._buckets) > MAX_BUCKETS:
+        # Beyond this number, full buckets are dropped, so that unused ones take no memory.
+        if len(self._buckets) > 4096:
             buckets = self._buckets.items()
             self._buckets = {
                 key: bucket for key, bucket in buckets if self._level(key, now_ns) < self.burst

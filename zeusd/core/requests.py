@@ -63,9 +63,6 @@ TOO_MANY_WAIT = Failure(
     f"{MAX_WAITING_REQUESTS} requests of this connection already wait; let some finish first",
 )
 
-REFUSALS_PER_SECOND = 1.0
-"""Refusals of one user that are logged; a flood of them must not become a flood of records."""
-
 SHUTTING_DOWN = Failure(
     ErrorCode.SHUTTING_DOWN, "zeusd is stopping and accepts no changes; try again later"
 )
@@ -89,7 +86,8 @@ class RequestAnswers:
         self._simulated = simulated
         self._stream = stream
         self.context = context = RequestContext(node)
-        self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
+        # Refusals of one user that are logged; a flood of them must not become a flood of records.
+        self._refusals = RateLimiter(1.0, 10)
         self.ceilings = CeilingRequests(context)
         self.administration = Administration(context, self.ceilings, self.describe_node)
         self.leases = LeaseRequests(context, self.ceilings)

@@ -9,9 +9,6 @@ from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.overriding import override
 from zeusd.devices.port import Backend, CallOutcome, DeviceError, Handle
 
-MOST_MW = 10_000_000
-"""No GPU has a higher power limit: a driver that reports one has not read it."""
-
 
 @dataclass(frozen=True, slots=True)
 class ControlCalls:
@@ -46,7 +43,8 @@ class TabledControls(Backend):
         if calls is None or calls.read is None:
             raise _unsupported("reading", control)
         value = calls.read(gpu)
-        if control is Control.POWER_LIMIT and not 0 < value[0] <= MOST_MW:
+        # No GPU has a higher power limit: a driver that reports one has not read it.
+        if control is Control.POWER_LIMIT and not 0 < value[0] <= 10_000_000:
             # It would become the restore target.
             raise DeviceError(
                 CallOutcome.TRANSIENT,

@@ -27,9 +27,6 @@ class _Calls:
         self.errors: Counter[str] = Counter()
 
 
-PAUSE_NS = 2_000_000_000
-"""Calls further apart than this say nothing of the time between them."""
-
 _OF_THE_NODE = frozenset({"init", "shutdown", "driver_version", "device_count", "device_handle"})
 """Calls that may succeed although none about a GPU does."""
 
@@ -95,7 +92,8 @@ class MeteredBackend:
                 if counts and error.outcome is CallOutcome.LOST:
                     self.failing = None  # the driver has answered
                 elif counts and error.outcome is CallOutcome.TRANSIENT:
-                    if self.failing is None or begin_ns - self._failed_ns > PAUSE_NS:
+                    # Calls further apart than this say nothing of the time between them.
+                    if self.failing is None or begin_ns - self._failed_ns > 2_000_000_000:
                         self.steadily_ns = begin_ns
                     self._failed_ns = begin_ns
                     self.failing = self.failing or (begin_ns, error)

@@ -21,10 +21,6 @@ from zeus_ipc.controls import Control, ControlValue
 Handle: TypeAlias = Any
 
 
-LONGEST_TEXT = 256
-"""Most characters of a driver's text; a product's name has at most 96."""
-
-
 def printable(text: str, longest: int) -> str:
     """The text without what could affect a terminal or imitate a line of a log, shortened."""
     safe = "".join(one if one.isprintable() else "?" for one in text[: longest + 1])
@@ -34,7 +30,8 @@ def printable(text: str, longest: int) -> str:
 def driver_text(value: str | bytes) -> str:
     """A driver's text in any encoding, fit to be shown: without control characters."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return printable(text.strip(), LONGEST_TEXT)
+    # Most characters of a driver's text; a product's name has at most 96.
+    return printable(text.strip(), 256)
 
 
 class CallOutcome(str, Enum):

@@ -83,9 +83,6 @@ class UsageAnswer(NamedTuple):
     settled_ms: int = 0
 
 
-ROWS = 256
-"""Rows until others have their turn."""
-
 BUCKETS = 10 * BUCKETS_PER_DAY
 """Buckets that are summed at a time, some milliseconds."""
 
@@ -173,7 +170,8 @@ class Reader:
                 rows = self._undivided(rows, begin_s, end_s)
                 self._add_processes(sums, interval, (begin_s, end_s), reader, uid, by_method)
             for number, row in enumerate(rows):
-                if row is None or number % ROWS == 0:
+                # Rows until others have their turn.
+                if row is None or number % 256 == 0:
                     yield
                     if len(found) + len(sums) > MAX_ANSWER:
                         raise TooManySums

@@ -35,9 +35,6 @@ from zeusd.runtime.usages import BUSY, Usages
 
 log = logging.getLogger(__name__)
 
-REOPEN_S = 10.0
-"""Time between attempts to open a ledger that could not be."""
-
 READ_NS = 10_000_000_000
 """Time between readings of the CPUs' use."""
 
@@ -82,14 +79,8 @@ class CpuAccounts:
         self.accounts.work()
 
 
-POLL_NS = SECOND_NS // 50
 PATIENCE_NS = SECOND_NS
 """How long a deallocation waits for the tick that covers it."""
-
-REFRESH_S = 5.0
-"""How long a query waits until the newest readings are stored."""
-
-MAX_QUEUED = 256
 
 SLOW = Failure(
     ErrorCode.LEDGER_FAILED,
@@ -133,7 +124,7 @@ class Accounting:
         self._ignored_units = ignored_units
         self._clocks = clocks or Clocks()
         self._groups = groups or JobGroups()
-        self._queue: queue.Queue[Work | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[Work | None] = queue.Queue(256)
         cpus = str(Path(directory, FOLDER))
         self._usages = Usages({"gpu": directory, "cpu": cpus}, self._refresh, self._answer)
         self._open: dict[int, Done] = {}
@@ -243,7 +234,8 @@ class Accounting:
         except queue.Full:
             return BUSY
         try:
-            return done.get(timeout=REFRESH_S)
+            # How long a query waits until the newest readings are stored.
+            return done.get(timeout=5.0)
         except queue.Empty:
             return SLOW
 
@@ -257,7 +249,8 @@ class Accounting:
             except LedgerError as error:
                 if self.trouble.disk_failed(error.cause, self._directory, str(error)):
                     log.error("%s", error, extra={"event": "ledger_failed"})
-                if not self._refuse_for(REOPEN_S, Failure(ErrorCode.LEDGER_FAILED, str(error))):
+                # Time between attempts to open a ledger that could not be.
+                if not self._refuse_for(10.0, Failure(ErrorCode.LEDGER_FAILED, str(error))):
                     return
         self._accounts = self._open_accounts(connection, ignored_units=self._ignored_units)
         self._cpus = self._open_accounts(cpu_connection, cpus=True)
@@ -267,7 +260,7 @@ class Accounting:
         found = [*damaged(self._directory), *damaged(cpu_directory)]
         self._state = self._state.model_copy(update={"damaged": found})
         while True:
-            wait_ns = POLL_NS if self._endings else CHECK_NS
+            wait_ns = SECOND_NS // 50 if self._endings else CHECK_NS
             with contextlib.suppress(queue.Empty):
                 work = self._queue.get(timeout=wait_ns / SECOND_NS)
                 if work is None:

@@ -25,18 +25,12 @@ from zeusd.runtime.workloads import Workloads, sum_of, total_of, unused_by_gpu
 SECOND_NS = 1_000_000_000
 SETTLE_NS = 60 * SECOND_NS
 CHECK_NS = SECOND_NS
-GROUPS_NS = 2 * SECOND_NS
-EXPIRE_NS = 6 * 3600 * SECOND_NS
-
-FRESH_NS = SECOND_NS // 5
-"""A settlement this recent counts as the present."""
 
 MAX_LATE_NS = LATE_NS + STALE_NS
 """Longest delay of a list of processes; after that, none is expected."""
 
 SUSPEND = "suspend"
 SUSPEND_NS = SECOND_NS
-MIN_TICKS = 2
 
 CPU = "cpu:"
 """Prefix of the names of CPU packages, which have their own ledger."""
@@ -133,14 +127,14 @@ class Accounts:
         """Does the periodic work; call it every `CHECK_NS`."""
         now_ns = self._clocks.monotonic_ns()
         self._note_suspend(now_ns)
-        if now_ns - self._groups_ns >= GROUPS_NS:
+        if now_ns - self._groups_ns >= 2 * SECOND_NS:
             self._groups_ns = now_ns
             wanted = self._allocations.control_groups
             if wanted:
                 self._allocations.present(self._groups.present(wanted), now_ns)
         if now_ns - self._settled_ns >= SETTLE_NS:
             self.settle()
-        if now_ns - self._expired_ns >= EXPIRE_NS:
+        if now_ns - self._expired_ns >= 6 * 3600 * SECOND_NS:
             self._expired_ns = now_ns
             utc_s = self._clocks.utc_ns() // SECOND_NS
             kept = self._retention
@@ -169,7 +163,8 @@ class Accounts:
 
     def refresh(self) -> None:
         """Settles unless that was done just now."""
-        if self._clocks.monotonic_ns() - self._settled_ns >= FRESH_NS:
+        # A settlement this recent counts as the present.
+        if self._clocks.monotonic_ns() - self._settled_ns >= SECOND_NS // 5:
             self.settle()
 
     def covers(self, uuids: Iterable[str], t_ns: int) -> bool:
@@ -290,7 +285,7 @@ class Accounts:
             if source is None:
                 continue
             history = source.history
-            if history.ticks.end < MIN_TICKS:
+            if history.ticks.end < 2:
                 continue
             accountant = self._accountant(uuid, source)
             begin_ns, until_ns = accountant.position.t_ns, self._until_ns(uuid, source)

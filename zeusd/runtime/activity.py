@@ -26,9 +26,6 @@ PERIOD_NS = 1_000_000_000
 """Longest sample period of a driver. A process whose sample is this much older than the newest one
 has been idle since."""
 
-GIVE_UP_AFTER = 3
-""""Not supported" replies after which a call counts as not supported: a single one is not proof."""
-
 LISTING = 0
 """The ticket of a list of processes that no request waits for."""
 
@@ -114,7 +111,9 @@ class ActivityReader:
             return None
 
     def _of_processes(self) -> Activity | None:
-        if self._refused >= GIVE_UP_AFTER:
+        # "Not supported" replies after which a call counts as not supported: a single one is not
+        # proof.
+        if self._refused >= 3:
             return None
         begin_ns = self._since_ns
         offset_ns = self._utc_ns() - self._monotonic_ns()

@@ -8,12 +8,6 @@ from os.path import basename
 
 from zeusd.devices.port import printable
 
-LONGEST = 64
-"""Most characters of a command."""
-
-_READ = 4096
-"""Bytes of a command line that are read."""
-
 _INTERPRETER = re.compile(r"(python|pypy|perl|ruby|bash|dash|sh|node|pt_main_thread)[0-9.]*")
 """Names of programs that run scripts; the last is PyTorch's name for a Python that imported it."""
 
@@ -29,12 +23,14 @@ def command_of(pid: int) -> str:
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            text = file.read(_READ).decode(errors="replace")
+            # Bytes of a command line that are read.
+            text = file.read(4096).decode(errors="replace")
         with open(f"/proc/{pid}/comm", "rb") as file:
             name = file.read().decode(errors="replace").strip()
     except OSError:
         return ""
-    return printable(describe(text.rstrip("\0").split("\0"), name), LONGEST)
+    # Most characters of a command.
+    return printable(describe(text.rstrip("\0").split("\0"), name), 64)
 
 
 def describe(words: Sequence[str], name: str) -> str:

@@ -19,8 +19,6 @@ from zeusd.runtime.trouble import OpenFailure
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-RETRY_PARTS_S = 1.0
-"""Pause between attempts on a GPU whose properties are not all known yet."""
 
 UNSUPPORTED_AFTER = 3
 """"Not supported" replies that make a control unsupported: a driver also gives them during a
@@ -264,7 +262,8 @@ class DeviceFinder:
     def _find_later(self) -> None:
         """Retries GPUs that could not be used, or whose properties are not all known yet."""
         while unsettled := [one for one in self._inspectors if not one.settled]:
-            if self._stop.wait(min(RETRY_PARTS_S, self._retry_s)):
+            # Pause between attempts on a GPU whose properties are not all known yet.
+            if self._stop.wait(min(1.0, self._retry_s)):
                 return
             found = []
             for inspector in unsettled:

@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
 """How long calls that are under way have to return before the driver is closed anyway."""
 
-STUCK_LOOK_S = 0.2
-"""How often to look whether a call that did not return in time has."""
-
 DEAD_S = 5.0
 """All calls have failed for so long: the library's session has died. Doubled with each attempt to
 open another one, up to `MAX_DEAD_S`, until a call succeeds."""
@@ -157,7 +154,8 @@ class DriverThreads:
                 for worker in workers.values():
                     worker.join(None)
                 while self._sampling.sampler.reads(workers.keys()):
-                    time.sleep(STUCK_LOOK_S)
+                    # How often to look whether a call that did not return in time has.
+                    time.sleep(0.2)
                 finder.stop()
             then(fresh)
 

@@ -61,27 +61,12 @@ from zeusd.runtime.trouble import OpenFailure
 
 _JOURNALED = frozenset({Put, Forget, Write})
 
-LOOK_AROUND_S = 10.0
-"""How often controls that nobody holds are read, to notice what someone else has set."""
-
-LIST_S = 1.0
-"""How often to list the processes of GPUs that nobody holds."""
-
-JOBS_S = 2.0
-"""How often to look whether jobs that have ceilings are still there."""
-
 log = logging.getLogger(__name__)
 audit = logging.getLogger(AUDIT)
-
-JOURNAL_RETRY_S = 1.0
-"""Pause between attempts to write to the journal what could not be written."""
 
 GONE_S = 2.0
 """A driver that has answered all calls with errors for so long is not waited for at a stop: a
 short failure is over by then."""
-
-NOTED_S = 0.01
-"""How long an entry may wait for others, if what the journal says already is right, too."""
 
 
 class Engine:
@@ -196,10 +181,13 @@ class Engine:
         self.sampling.start()
         if self._accounting is not None:
             self._accounting.start()
-            self._reactor.every(LIST_S, partial(self._list_processes, self._accounting))
+            # How often to list the processes of GPUs that nobody holds.
+            self._reactor.every(1.0, partial(self._list_processes, self._accounting))
         self._reactor.every(CHECK_S, self._check_sampling)
-        self._reactor.every(JOBS_S, self._check_jobs)
-        self._reactor.every(LOOK_AROUND_S, self._look_around)
+        # How often to look whether jobs that have ceilings are still there.
+        self._reactor.every(2.0, self._check_jobs)
+        # How often controls that nobody holds are read, to notice what someone else has set.
+        self._reactor.every(10.0, self._look_around)
         if self.core.node.quiesced_ns is None:
             self._driver.start()
         else:
@@ -423,7 +411,8 @@ class Engine:
 
     def _put_soon(self, key: str, entry: Recorded) -> None:
         if not self._soon:
-            self._reactor.call_later(NOTED_S, self._write_soon)
+            # How long an entry may wait for others, if what the journal says already is right, too.
+            self._reactor.call_later(0.01, self._write_soon)
         self._soon[key] = entry
 
     def _write_soon(self) -> None:
@@ -450,7 +439,8 @@ class Engine:
             )
         if not self._journal_waits:
             self._journal_waits = True
-            self._reactor.call_later(JOURNAL_RETRY_S, self._retry_journal)
+            # Pause between attempts to write to the journal what could not be written.
+            self._reactor.call_later(1.0, self._retry_journal)
 
     def _retry_journal(self) -> None:
         self._journal_waits = False

@@ -27,9 +27,6 @@ LOCK_DIR = "/run/zeusd/gpus"
 LOCK_DIR_ENV = "ZEUSD_LOCK_DIR"
 """Replaces `LOCK_DIR`, for tests with GPUs of their own."""
 
-MAX_BYTES = 4096
-"""Most that an engine says in a lock's file."""
-
 _owners: dict[tuple[int, str], dict[str, Any]] = {}
 """What engines say, by process and file: a process's own locks do not exclude each other."""
 
@@ -95,7 +92,8 @@ class GpuLocks:
         except OSError:
             said: Any = None
             with contextlib.suppress(OSError, Malformed):
-                said = parse(os.pread(fd, MAX_BYTES, 0))
+                # Most that an engine says in a lock's file.
+                said = parse(os.pread(fd, 4096, 0))
             os.close(fd)
             return -1, said if isinstance(said, dict) else {}
         return fd, None

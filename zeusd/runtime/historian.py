@@ -38,9 +38,6 @@ MAX_READY = 256
 TURN_NS = 1_000_000
 """How long queries are answered until other events have their turn."""
 
-STEPS = 32
-"""Windows, or hundreds of readings, until the next query has its turn."""
-
 HURRY_NS = 500_000
 """Pause between advances of simulated time."""
 
@@ -48,10 +45,7 @@ PATIENCE_NS = 400_000_000
 """How long a query waits for a missing tick, beyond three of the device's update periods."""
 
 MAX_PATIENCE_NS = 3_000_000_000
-UNKNOWN_PERIOD_NS = 100_000_000
 MIN_TICKS = 2
-FAILED_PERIODS = 3
-"""Update periods after which a device that cannot be read is not waited for."""
 
 _until_ns = attrgetter("until_ns")
 _OVER = object()
@@ -198,7 +192,7 @@ class Historian:
         if self._give_up.get(look_up) is None:
             for name in lacking:
                 source = self._sampler.find(name)
-                this_ns = UNKNOWN_PERIOD_NS if source is None else source.period_ns
+                this_ns = 100_000_000 if source is None else source.period_ns
                 period_ns = max(period_ns, this_ns)
                 if source is not None and source.next_read_ns > last_ns:
                     self._sampler.hurry(name)  # it would be read later than that source
@@ -272,7 +266,8 @@ class Historian:
         look_up, answers = ready.popleft()
         began_ns = time.thread_time_ns()
         try:
-            if look_up.wanted() and next(islice(answers, STEPS - 1, None), _OVER) is not _OVER:
+            # Windows, or hundreds of readings, until the next query has its turn.
+            if look_up.wanted() and next(islice(answers, 32 - 1, None), _OVER) is not _OVER:
                 ready.append((look_up, answers))
         finally:
             look_up.spent(time.thread_time_ns() - began_ns)
@@ -364,7 +359,8 @@ def _silent(source: Source, now_ns: int) -> bool:
     history = source.history
     if history.ticks.end < MIN_TICKS:
         return False
-    patience_ns = STALE_NS if source.failure is None else FAILED_PERIODS * source.period_ns
+    # Update periods after which a device that cannot be read is not waited for.
+    patience_ns = STALE_NS if source.failure is None else 3 * source.period_ns
     return now_ns - history.ends_ns > patience_ns
 
 

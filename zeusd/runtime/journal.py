@@ -39,9 +39,6 @@ __all__ = ["EntryChange", "Journal", "JournalError", "orphans"]
 
 log = logging.getLogger(__name__)
 
-PROBE = 512
-"""More bytes than a record."""
-
 REWRITE_AFTER = 4096
 """Records in the file before it is rewritten for the first time."""
 
@@ -153,7 +150,8 @@ class Journal:
             elif self._fd < 0:
                 self._create()
             else:
-                self._write(b"\n" * PROBE, sync=True)  # empty lines are no records
+                # More bytes than a record.
+                self._write(b"\n" * 512, sync=True)  # empty lines are no records
 
     def _create(self) -> None:
         """Writes the whole journal."""

@@ -21,11 +21,7 @@ from zeusd.runtime.sources import GpuSource
 
 HWMON = "/sys/class/hwmon"
 PERIOD_NS = 100_000_000
-LONGEST_PERIOD_NS = 1_000_000_000
 CEILING_MW = 20_000_000
-
-FRESH_NS = 2_000_000_000
-"""Largest age of a GPU's reading of its module's power."""
 
 LABELS = (
     re.compile(r"Grace Power Socket (\d+)"),
@@ -85,7 +81,7 @@ def _period_ns(path: Path) -> int:
     """The meter's averaging interval, within bounds."""
     text = text_of(path.with_name("power1_average_interval"))
     interval_ns = int(text) * 1_000_000 if text.isdecimal() else 0
-    return min(max(interval_ns, PERIOD_NS), LONGEST_PERIOD_NS)
+    return min(max(interval_ns, PERIOD_NS), 1_000_000_000)
 
 
 def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> int:
@@ -94,7 +90,8 @@ def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> i
     Raises:
         OSError: None of them has a recent reading.
     """
-    since_ns = clock_ns() - FRESH_NS
+    # Largest age of a GPU's reading of its module's power.
+    since_ns = clock_ns() - 2_000_000_000
     readings = [gpu.module_reading for gpu in gpus]
     powers = [one[1] for one in readings if one is not None and one[0] >= since_ns]
     if not powers:

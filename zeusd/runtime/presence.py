@@ -34,9 +34,6 @@ LATE_NS = 10 * LIST_NS
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
-MAX_PROCESSES = 8192
-"""Most processes that are watched at a time; others count as unknown."""
-
 
 @dataclass(slots=True)
 class _Present:
@@ -178,7 +175,8 @@ class Presence:
         self, uuid: str, known: _KnownProcesses, pid: int, before_ns: int, t_ns: int
     ) -> None:
         identity = None
-        if sum(len(one.processes) for one in self._gpus.values()) < MAX_PROCESSES:
+        # Most processes that are watched at a time; others count as unknown.
+        if sum(len(one.processes) for one in self._gpus.values()) < 8192:
             identity = self._identities.identify(pid)
         if identity is None:
             claim = Claim(UNKNOWN_PROCESS)

@@ -23,8 +23,6 @@ from zeusd.runtime.reactor import Reactor
 
 _SO_PEERGROUPS = 59
 _MAX_GROUPS = 65536
-_MOST_BYTES = 1024
-"""Largest buffer of Python's getsockopt."""
 _SO_PEERPIDFD = 77
 
 
@@ -75,7 +73,8 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
 def _groups(connection: socket.socket) -> tuple[int, ...]:
     """The process's groups when it connected: up to 65536, more than Python's call supports."""
     try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
+        # Largest buffer of Python's getsockopt.
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 1024)
         return struct.unpack(f"{len(raw) // 4}I", raw)
     except OSError as error:
         if error.errno != errno.ERANGE:

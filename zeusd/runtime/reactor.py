@@ -19,9 +19,6 @@ log = logging.getLogger(__name__)
 
 Callback: TypeAlias = Callable[[], None]
 
-LONGEST_S = 86_400.0
-"""Longest wait that epoll is asked for: it refuses months."""
-
 
 class Wake:
     """An eventfd(2) that any thread may signal and one thread waits for.
@@ -137,7 +134,8 @@ class Reactor:
                 deadline_ns = timers[0][0]
             timeout_s = -1.0
             if deadline_ns is not None:
-                timeout_s = min(max(0.0, (deadline_ns - self._clock_ns()) / 1e9), LONGEST_S)
+                # Longest wait that epoll is asked for: it refuses months.
+                timeout_s = min(max(0.0, (deadline_ns - self._clock_ns()) / 1e9), 86_400.0)
             self._waiting = True  # first, so that later posts wake the loop
             events = self._epoll.poll(0.0 if soon or posted else timeout_s)
             self._waiting = False

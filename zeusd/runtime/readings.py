@@ -27,22 +27,18 @@ NOT_SAMPLED = "not sampled"
 _POWER = 2
 """Column of `history.ROWS`."""
 
-_SEARCHED = 3600
-"""Number of rows that are searched for idle ones."""
-
-_IDLE_ROWS = 60
-"""Number of rows whose median is an idle GPU's power."""
-
 
 def idle_uw(history: History) -> int | None:
     """The GPU's last power while the driver reported it as idle, uW; None: it did not."""
     ring = history.tiers[0]
     power, reasons = ring.column(_POWER), ring.column(_REASONS)
     found: list[int] = []
-    for number in range(ring.end - 1, max(ring.start, ring.end - _SEARCHED) - 1, -1):
+    # Number of rows that are searched for idle ones.
+    for number in range(ring.end - 1, max(ring.start, ring.end - 3600) - 1, -1):
         if reasons[number] & REASON_IDLE and power[number] > 0:
             found.append(power[number])
-            if len(found) == _IDLE_ROWS:
+            # Number of rows whose median is an idle GPU's power.
+            if len(found) == 60:
                 break
     return sorted(found)[len(found) // 2] * 1000 if found else None
 

@@ -53,9 +53,6 @@ _READINGS: dict[type[Any], ReadingMade] = {
     GetProcesses: ReadingMade.PROCESSES,
 }
 
-STATE_NS = 500_000_000
-"""Longest time for which a GPU's state is reused."""
-
 PROCESSES_NS = 1_000_000_000
 """How long a list of processes is reused: a driver takes milliseconds to make one."""
 
@@ -170,7 +167,8 @@ class Reads:
         read_ns, result = found
         lasts_ns = PROCESSES_NS
         if reading is ReadingMade.STATE:
-            lasts_ns = min(2 * (self._sampling.period_ns(uuid) or 0), STATE_NS)
+            # Longest time for which a GPU's state is reused.
+            lasts_ns = min(2 * (self._sampling.period_ns(uuid) or 0), 500_000_000)
         return result if self._sampling.sample_ns() - read_ns < lasts_ns else None
 
     def _call(self, uuid: str, reading: ReadingMade, pending: Pending) -> None:

@@ -18,9 +18,6 @@ from zeusd.runtime.sources import Source, TickReading
 
 log = logging.getLogger(__name__)
 
-LONGEST_SLEEP_NS = 50_000_000
-"""Longest time until a new device is noticed."""
-
 STUCK_NS = 1_000_000_000
 
 LATE_NS, LATE_PERIODS = 2_000_000_000, 10
@@ -205,7 +202,8 @@ class Sampler:
         clock_ns, wake = self._clock_ns, self._wake
         while not self._stopped:
             self._wakes_ns = sys.maxsize  # a request that comes now may not be considered
-            next_ns, latest_ns = self.next_ns, clock_ns() + LONGEST_SLEEP_NS
+            # Longest time until a new device is noticed.
+            next_ns, latest_ns = self.next_ns, clock_ns() + 50_000_000
             self._wakes_ns = latest_ns if next_ns is None else min(next_ns, latest_ns)
             wait_s = (self._wakes_ns - clock_ns()) / 1e9
             if wait_s > 0:

@@ -35,7 +35,6 @@ from zeusd.runtime.trouble import OpenFailure
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
-RECENT_NS = RECENT_S * 1_000_000_000
 HISTORY_PREFIX = "history-"
 _HEADER = 512
 
@@ -239,7 +238,7 @@ class Sampling:
         source, now_ns = self.sampler.find(name), self._clock_ns()
         if source is None:
             return {}
-        limited = source.history.limited.window(now_ns - RECENT_NS, now_ns)
+        limited = source.history.limited.window(now_ns - (RECENT_S * 1_000_000_000), now_ns)
         return {reason: ms for reason, ms in limited if ms is not None}
 
     def stream(self, names: Iterable[str]) -> None:

@@ -22,21 +22,6 @@ STREAMED_SLOW_NS = 200_000_000
 """Period at which clocks, temperature, throttle reasons and limit of a streamed GPU are read; for
 other GPUs, once for each row of the history."""
 
-HUNG_NS = 500_000_000
-"""A reading that took longer is not used: a driver that answers at all takes some milliseconds."""
-
-COUNTER_NS = 10_000_000_000
-"""Time between readings of the energy counter where power is known otherwise."""
-
-GIVE_UP_AFTER = 3
-"""Readings between requests for a value that was never available. One that was is always
-requested."""
-
-DEFAULT_LIMIT_MW = 1_000_000
-
-AUTHORS = 64
-"""Newest changes of who set the power limit that are kept."""
-
 SHARED_PERIOD_NS = 100_000_000
 """Period of the rows of a GPU without its own energy."""
 
@@ -148,7 +133,7 @@ class GpuSource:
         self._nvml = nvml
         self._handle = handle
         self._clock_ns = clock_ns
-        limit_mw = info.power_limit_max_mw or DEFAULT_LIMIT_MW
+        limit_mw = info.power_limit_max_mw or 1_000_000
         self.next_tick_ns = self.next_read_ns = self.latest_read_ns = now_ns = clock_ns()
         self._channel = Channel(now_ns, history, info.architecture, info.name, limit_mw)
         if info.architecture < HOPPER or info.module is not None:
@@ -157,7 +142,8 @@ class GpuSource:
         self._slow_at_ns = self._counter_at_ns = 0
         self.limited_until_ns = 0
         self._uuid, self._watch = info.uuid, watch
-        self._authors: deque[tuple[int, str | None]] = deque(maxlen=AUTHORS)
+        # Newest changes of who set the power limit that are kept.
+        self._authors: deque[tuple[int, str | None]] = deque(maxlen=64)
         self._served: set[str] = set()
         self._refused: dict[str, int] = {}
 
@@ -202,14 +188,17 @@ class GpuSource:
             due = self._due(now_ns, streamed)
             if samples is None or channel.lacks(samples) or now_ns >= self._counter_at_ns:
                 sensors = counted = self._nvml.sensors(self._handle, True, due)
-                self._counter_at_ns = now_ns + COUNTER_NS
+                # Time between readings of the energy counter where power is known otherwise.
+                self._counter_at_ns = now_ns + 10_000_000_000
             elif due:
                 sensors = self._nvml.sensors(self._handle, False)
         except DeviceError as error:
             self.failure = error
             channel.failed(self._clock_ns())
             return None
-        if self._clock_ns() - now_ns > HUNG_NS:
+        # A reading that took longer is not used: a driver that answers at all takes some
+        # milliseconds.
+        if self._clock_ns() - now_ns > 500_000_000:
             # Its value may be of any time since it began: the next reading is of a known time.
             self._counter_at_ns = 0
             channel.failed(self._clock_ns())
@@ -295,7 +284,9 @@ class GpuSource:
     def _optional(self, call: Callable[[Handle], int], bits: int = 15) -> int | None:
         """A value; None: not offered, or impossible, of more bits than the history keeps."""
         name = call.__name__
-        if self._refused.get(name, 0) >= GIVE_UP_AFTER:
+        # Readings between requests for a value that was never available. One that was is always
+        # requested.
+        if self._refused.get(name, 0) >= 3:
             return None
         try:
             value = call(self._handle)

@@ -30,21 +30,12 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 8
 """Queries of one user that may wait for an answer."""
 
-MAX_ALL_WAITING = 256
-
-SLICE_NS = 10_000_000
 SHARE = 0.5
 BURST_NS = 2_000_000_000
 """Time for which a user's queries may take the thread without pauses; then only `SHARE` of it."""
 
 LEAST_NS = 20_000_000
 """What a query counts at least: it takes the loop and the ledger's writer some time, too."""
-
-PAGES_NS = 10_000_000_000
-"""How long the rest of a long reply is kept."""
-
-MAX_PAGED = 4
-"""Long replies that are kept, one for each user."""
 
 BUSY = Failure(
     ErrorCode.OVERLOADED, "too many queries already wait for the energy ledger; try again later"
@@ -109,7 +100,7 @@ class Usages:
     def submit(self, call: LedgerCall) -> Failure | None:
         """Queues a query; returns why it is refused."""
         with self._changed:
-            if sum(len(user.waiting) for user in self._users.values()) >= MAX_ALL_WAITING:
+            if sum(len(user.waiting) for user in self._users.values()) >= 256:
                 return BUSY
             user = self._users.setdefault(call.uid, _UserQueries())
             if len(user.waiting) >= MAX_WAITING:
@@ -150,7 +141,7 @@ class Usages:
             begin_ns = self._clock_ns()
             if steps is None:
                 steps = self._steps(call)
-            result = self._advance(steps, begin_ns + SLICE_NS)
+            result = self._advance(steps, begin_ns + 10_000_000)
             now_ns = self._clock_ns()
             with self._changed:
                 user.due_ns = max(user.due_ns, now_ns - BURST_NS)
@@ -215,8 +206,9 @@ class Usages:
         assert isinstance(request, GetUsage)
         now_ns = self._clock_ns()
         question = (call.reader, request.model_dump(exclude={"id", "offset", "deadline_ns"}))
+        # How long the rest of a long reply is kept.
         self._pages = {
-            uid: page for uid, page in self._pages.items() if now_ns - page[1] < PAGES_NS
+            uid: page for uid, page in self._pages.items() if now_ns - page[1] < 10_000_000_000
         }
         page = self._pages.get(call.uid)
         if request.offset and page is not None and page[0] == question:
@@ -234,7 +226,8 @@ class Usages:
                 begins_s = reader.begins_s()
         answer = page_of(found, request, begins_s)
         self._pages.pop(call.uid, None)
-        if answer.more and len(self._pages) < MAX_PAGED:
+        # Long replies that are kept, one for each user.
+        if answer.more and len(self._pages) < 4:
             self._pages[call.uid] = (question, now_ns, found, begins_s)
         return answer
 

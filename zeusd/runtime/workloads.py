@@ -13,12 +13,6 @@ from zeusd.energy.accountant import ChargeRow, Settlement
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.store import Estimates
 
-KEPT_NS = 300_000_000_000
-"""How long a job's counter remains after its end."""
-
-MAX_WORKLOADS = 1000
-"""Most counters; further jobs are only counted by user and namespace."""
-
 _OWN = (Kind.JOB, Kind.POD)
 
 Name = tuple[Kind, str, int]
@@ -65,7 +59,8 @@ class Workloads:
             else:
                 known.seen_ns = t_ns
         for name, one in [*self._counters.items()]:
-            if t_ns - one.seen_ns > KEPT_NS:
+            # How long a job's counter remains after its end.
+            if t_ns - one.seen_ns > 300_000_000_000:
                 del self._counters[name]
 
     def counters(self) -> list[tuple[Name, Estimates]]:
@@ -73,7 +68,8 @@ class Workloads:
         return [(name, one.parts) for name, one in self._counters.items()]
 
     def _begin(self, name: Name, t_ns: int) -> None:
-        if len(self._counters) < MAX_WORKLOADS:
+        # Most counters; further jobs are only counted by user and namespace.
+        if len(self._counters) < 1000:
             self._counters[name] = _Counter(self._stored(*name), t_ns)
 
 

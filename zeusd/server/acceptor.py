@@ -23,21 +23,8 @@ from zeusd.server.zmtp import Role, ZmtpEngine
 
 log = logging.getLogger(__name__)
 
-BATCH = 4
-"""Connections that are accepted before other events are handled."""
-
-REFUSALS = 16
-PAUSE_NS = 2_000_000
-"""Pause after this many refusals. Fewer, longer pauses delay fewer requests."""
-
 EXHAUSTED_NS = 50_000_000
 """Pause after the system ran out of descriptors or memory."""
-
-SEND_BUFFER = 32 * 1024
-"""Size of the kernel's buffer for data that the peer has not read, which is charged to zeusd."""
-
-MAX_CLOSING = 128
-"""Most connections that wait to be closed, on a kernel where closing may sleep."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -87,12 +74,14 @@ class Acceptor:
         """Accepts a few connections, if due."""
         if now_ns < self.due_ns:
             return
-        if self._closer.backlog > MAX_CLOSING:
+        # Most connections that wait to be closed, on a kernel where closing may sleep.
+        if self._closer.backlog > 128:
             self.due_ns = now_ns + EXHAUSTED_NS
             return
         for fd in list(self.ready):
             listening, role = self._listening[fd]
-            for _ in range(BATCH):
+            # Connections that are accepted before other events are handled.
+            for _ in range(4):
                 try:
                     stream, _ = listening.accept()
                 except BlockingIOError:
@@ -104,9 +93,10 @@ class Acceptor:
                     break
                 if not self._take(stream, role, now_ns):
                     self._refused += 1
-        if self._refused >= REFUSALS:
+        if self._refused >= 16:
             self._refused = 0
-            self.due_ns = now_ns + PAUSE_NS
+            # Pause after this many refusals. Fewer, longer pauses delay fewer requests.
+            self.due_ns = now_ns + 2_000_000
 
     def _readable(self, fd: int) -> None:
         if fd not in self.ready:
@@ -118,7 +108,9 @@ class Acceptor:
         guarded = descriptors.may_carry(stream)
         try:
             _, uid, _ = peer_of(stream)
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            # Size of the kernel's buffer for data that the peer has not read, which is charged to
+            # zeusd.
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 * 1024)
         except OSError:
             stream.close()
             return False

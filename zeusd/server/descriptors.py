@@ -19,11 +19,6 @@ from collections.abc import Callable
 
 SO_PASSRIGHTS = 83
 
-STUCK_S = 0.02
-"""A close that takes longer is sleeping; a signal ends the wait for one descriptor."""
-
-NUDGE_S = 0.0005
-
 
 class DescriptorsSent(Exception):
     """The peer sent descriptors."""
@@ -117,7 +112,8 @@ class Closer:
         while not self._stopped:
             self._active.wait()
             count = self._count
-            time.sleep(STUCK_S)
+            # A close that takes longer is sleeping; a signal ends the wait for one descriptor.
+            time.sleep(0.02)
             while self._count == count and self._active.is_set() and not self._stopped:
                 signal.pthread_kill(closing, signal.SIGURG)
-                time.sleep(NUDGE_S)
+                time.sleep(0.0005)

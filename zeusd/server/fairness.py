@@ -46,7 +46,6 @@ class Cost(NamedTuple):
 BURST_S = 0.05
 """Size of a burst, as a share of a second's requests and bytes."""
 
-MIN_BURST_BYTES = 64 * 1024
 QUANTUM = 1.0
 """Requests of one user in one turn; a KiB counts as a quarter of one. During a flood, each step of
 another user's request waits for one turn of each flooding user, so a turn is short."""
@@ -54,15 +53,10 @@ another user's request waits for one turn of each flooding user, so a turn is sh
 REFILL = 4.0
 """Requests for which a waiting user is woken, because each wake-up has a cost."""
 
-MIN_WAIT_NS = 1_000_000
 FORGIVEN_PER_SECOND = 1.0
 MAX_FAULTS = 8.0
 PENALTY_NS = 1_000_000_000
 """Time for which a user's new connections are closed after `MAX_FAULTS` broken rules."""
-
-MAX_IDLE_USERS = 1024
-IDLE_NS = 60_000_000_000
-"""Beyond this many users, those without a connection are dropped after this time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +102,7 @@ class Turns(Generic[T]):
         """Changes the limits."""
         self.limits = limits
         self._burst_requests = max(2 * REFILL, limits.requests_per_second * BURST_S)
-        self._burst_bytes = max(float(MIN_BURST_BYTES), limits.bytes_per_second * BURST_S)
+        self._burst_bytes = max(float(64 * 1024), limits.bytes_per_second * BURST_S)
 
     @property
     def users(self) -> list[UserShare[T]]:
@@ -226,15 +220,16 @@ class Turns(Generic[T]):
         )
         user._waits_since_ns = now_ns
         self._number += 1
-        due_ns = now_ns + max(MIN_WAIT_NS, round(wait_s * 1e9))
+        due_ns = now_ns + max(1_000_000, round(wait_s * 1e9))
         heapq.heappush(self._parked, (due_ns, self._number, user))
 
     def _drop_idle(self, now_ns: int) -> None:
         """Drops users without any state, before there are too many."""
-        if len(self._users) < MAX_IDLE_USERS:
+        if len(self._users) < 1024:
             return
+        # Beyond this many users, those without a connection are dropped after this time.
         self._users = {
             uid: user
             for uid, user in self._users.items()
-            if user.connections or now_ns - max(user._accepted_ns, user._fault_ns) < IDLE_NS
+            if user.connections or now_ns - max(user._accepted_ns, user._fault_ns) < 60_000_000_000
         }

@@ -13,16 +13,8 @@ from zeus_ipc.processes import UnixListener
 from zeusd.identity import flock_within
 from zeusd.server import descriptors
 
-BACKLOG = 128
-"""Length of the queue of pending connections. In a longer queue a client would wait behind a
-connection storm; a client that finds it full retries within milliseconds."""
-
 MAX_PATH = 106
 """One less than Linux allows: the socket is made under its path with a `~` at the end."""
-
-LOCK_WAIT_S = 1.0
-"""How long to wait for the lock: a killed daemon keeps it until the kernel has ended its
-threads."""
 
 
 class ListenError(Exception):
@@ -67,15 +59,19 @@ class Listener:
         os.close(self._lock_fd)
 
     def _open(self, mode: int, gid: int) -> UnixListener:
-        if not flock_within(self._lock_fd, LOCK_WAIT_S):
+        # How long to wait for the lock: a killed daemon keeps it until the kernel has ended its
+        # threads.
+        if not flock_within(self._lock_fd, 1.0):
             raise self._taken()
         self._must_be_socket(f"{self.path}~")  # only the owner of the lock uses this name
         try:
+            # Length of the queue of pending connections. In a longer queue a client would wait
+            # behind a connection storm; a client that finds it full retries within milliseconds.
             return UnixListener(
                 self.path,
                 socket.SOCK_STREAM,
                 mode,
-                BACKLOG,
+                128,
                 gid=gid,
                 prepare=descriptors.refuse,  # connections inherit it
             )

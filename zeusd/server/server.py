@@ -51,18 +51,11 @@ MAX_WAITING_BYTES = 1024 * 1024
 """Replies that wait for one client to read them. Its requests are not read meanwhile, so only
 what it had asked for before can come to this."""
 
-MAX_ALL_WAITING_BYTES = 64 * 1024 * 1024
-"""The same for all clients together."""
-
 REQUEST_NS = 100_000
 """Processor time of the loop that counts as one request: that of a heartbeat."""
 
-LOOK_S = 1.0
 MAX_AFTER_EXIT = 16
 """Messages of a process that are still read after its exit: a goodbye, or sets without a reply."""
-
-LIMITED_NS = 250_000_000
-"""A user whose requests waited for so much of a second is reported."""
 
 _CLOSED = Cost(0.0)
 _NOTHING = Cost(0.1)
@@ -134,7 +127,7 @@ class Server:
         self._serving = True
         self._acceptor.listen(clients, Role.ROUTER)
         self._acceptor.listen(subscribers, Role.PUB)
-        self._reactor.every(LOOK_S, self._look)
+        self._reactor.every(1.0, self._look)
 
     def stop(self) -> None:
         """Ends all connections."""
@@ -194,8 +187,9 @@ class Server:
         if outcome is Sent.ALL and not before:
             return
         self._sent(connection, before, outcome)
+        # All waiting replies together, however many clients they are for.
         if connection.waiting > MAX_WAITING_BYTES or (
-            connection.waiting and self._all_waiting > MAX_ALL_WAITING_BYTES
+            connection.waiting and self._all_waiting > 64 * 1024 * 1024
         ):
             self._fault(connection, "does not read its replies")
 
@@ -437,7 +431,8 @@ class Server:
         limited: dict[int, int] = {}
         for user in self._turns.users:
             limited[user.uid] = user.limited_ns
-            if user.limited_ns - self._limited_ns.get(user.uid, 0) > LIMITED_NS:
+            # A user whose requests waited for so much of a second is reported.
+            if user.limited_ns - self._limited_ns.get(user.uid, 0) > 250_000_000:
                 self._reports.add(
                     user.uid,
                     "rate_limited",

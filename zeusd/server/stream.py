@@ -11,9 +11,6 @@ from zeus_ipc.zmtp import ProtocolError
 from zeusd.server.connection import ClientConnection
 from zeusd.server.zmtp import MAX_TOPIC_BYTES, publication
 
-MAX_TOPICS = 256
-"""Most topics of one connection: more than any node has GPUs."""
-
 MAX_WAITING_BYTES = 64 * 1024
 """Most samples that wait for one subscriber."""
 
@@ -40,7 +37,8 @@ class Topics:
         """
         if topic in connection.topics:
             return False
-        if len(topic) > MAX_TOPIC_BYTES or len(connection.topics) >= MAX_TOPICS:
+        # Most topics of one connection: more than any node has GPUs.
+        if len(topic) > MAX_TOPIC_BYTES or len(connection.topics) >= 256:
             raise ProtocolError("too many topics")
         connection.topics.add(topic)
         subscribers = self._subscribers.setdefault(topic, set())

@@ -19,7 +19,6 @@ SUBUID = "/etc/subuid"
 READ_NS = 10_000_000_000
 """Longest time until a change of the file is noticed."""
 
-MAX_BYTES = 16 << 20
 MAX_UID = 2**32
 
 
@@ -56,7 +55,7 @@ class SubordinateUids:
             if identity == self._identity:
                 return
             self._identity, self._ranges = None, []
-            text = read_file(self._path, MAX_BYTES).decode(errors="replace")
+            text = read_file(self._path, 16 << 20).decode(errors="replace")
             self._identity, self._ranges = identity, parse(text.splitlines())
         except FileNotFoundError:
             self._identity, self._ranges = None, []

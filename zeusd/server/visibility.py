@@ -24,9 +24,6 @@ UNSEEN = Unusable(
     "container in the host's (--pid=host, or hostPID: true)",
 )
 
-SHIFTED_S = 0.001
-"""Clocks that differ by more than this would shift windows and deadlines noticeably."""
-
 
 def unusable(connection: socket.socket) -> Unusable | None:
     """Why the process at the other end cannot be served; None: it can."""
@@ -34,7 +31,8 @@ def unusable(connection: socket.socket) -> Unusable | None:
     if pid <= 0:
         return UNSEEN
     shift_s = monotonic_offset_s(pid) - _own_offset_s()
-    if abs(shift_s) > SHIFTED_S:
+    # Clocks that differ by more than this would shift windows and deadlines noticeably.
+    if abs(shift_s) > 0.001:
         direction = "ahead of" if shift_s > 0 else "behind"
         return Unusable(
             "time_namespace",

@@ -29,18 +29,6 @@ from zeus.optimizer.pipeline_frequency.profile import ProfileMeasurement, Settin
 
 log = logging.getLogger(__name__)
 
-TRIM = 0.1
-"""Share of the longest and of the shortest times that the mean excludes."""
-
-SETTLE_NS = 100_000_000
-"""Longest time until a clock that was set is reached."""
-
-BLOCKING_LEAST_S = 1.0
-"""Waiting time that must be measured before its power is used."""
-
-MOST_FAILURES = 3
-"""Failed evaluations of one clock that end the sweep."""
-
 LOOKS = 20
 """A clock whose figures are not accurate enough is evaluated again after 1/20 more iterations."""
 
@@ -238,7 +226,8 @@ class OnlineProfiler:
             return
         self._left -= 1
         measured = self._position >= 0 and self._left < 0
-        if measured and iteration[0].begin_ns - self._set_at_ns >= SETTLE_NS:
+        # Longest time until a clock that was set is reached.
+        if measured and iteration[0].begin_ns - self._set_at_ns >= 100_000_000:
             self.instructions = [span.kind for span in iteration]
             self._stretches[-1].append(iteration)
 
@@ -293,7 +282,8 @@ class OnlineProfiler:
         except Exception as error:
             log.debug("power cannot be determined", exc_info=True)
             self._failures += 1
-            if self._failures >= MOST_FAILURES:
+            # Failed evaluations of one clock that end the sweep.
+            if self._failures >= 3:
                 self.finished = True
                 self.failure = str(error) or type(error).__name__
             elif last:
@@ -349,7 +339,8 @@ class OnlineProfiler:
 
     def _take_blocking(self, power: Power | None, least_w: float) -> None:
         """Waiting has the same power at every clock: keeps the most accurate value."""
-        if power is None or power.watts <= 0 or self._waiting_s < BLOCKING_LEAST_S:
+        # Waiting time that must be measured before its power is used.
+        if power is None or power.watts <= 0 or self._waiting_s < 1.0:
             return
         if power.deviation_w <= 0.05 * power.watts and (
             self.blocking is None or power.deviation_w < self.blocking.deviation_w
@@ -371,7 +362,8 @@ class OnlineProfiler:
 def trimmed_mean(values: Sequence[float]) -> float:
     """The mean without the longest and the shortest tenth."""
     ordered = sorted(values)
-    cut = int(len(ordered) * TRIM)
+    # Share of the longest and of the shortest times that the mean excludes.
+    cut = int(len(ordered) * 0.1)
     kept = ordered[cut : len(ordered) - cut]
     return math.fsum(kept) / len(kept)
 

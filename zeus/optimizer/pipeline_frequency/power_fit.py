@@ -25,21 +25,6 @@ what the GPU did in that time. The host may have noticed its end late, or other 
 
 LONG = 2.0
 
-NOISE = 0.01
-"""Smallest relative error of a reading, from timestamps of ticks and noise."""
-
-ODD = 5.0
-"""Readings this many standard deviations off are outliers, and excluded."""
-
-_LEAST_SHARE = 0.02
-"""Smallest share of readings for a kind to be separable."""
-
-_SEPARABLE = 1e-5
-"""Kinds whose mixture is the same in every reading, up to this (`rcond`), are not separable."""
-
-_NORMAL = 1.4826
-"""Standard deviation of a normal distribution whose median absolute deviation is 1."""
-
 
 class Span(NamedTuple):
     """A time span of one kind, ns."""
@@ -125,7 +110,8 @@ def fit(seen: Sequence[tuple[dict[str, float], float]]) -> dict[str, Power]:
         result, deviations = _solve(rows)
         if not result:
             break
-        kept = [row for row, deviation in zip(rows, deviations, strict=True) if deviation <= ODD]
+        # Readings this many standard deviations off are outliers, and excluded.
+        kept = [row for row, deviation in zip(rows, deviations, strict=True) if deviation <= 5.0]
         if len(kept) == len(rows) or len(kept) < len(rows) * 0.8:
             break
         rows = kept
@@ -143,17 +129,20 @@ def _solve(
     watts = np.array([power for _, power in rows])
     if not kinds or not rows:
         return {}, []
-    known = seen.sum(axis=0) > _LEAST_SHARE * len(rows)
+    # Smallest share of readings for a kind to be separable.
+    known = seen.sum(axis=0) > 0.02 * len(rows)
     pure = ~seen[:, ~known].any(axis=1)
     usable = pure if pure.any() else np.ones(len(rows), dtype=bool)
     matrix = seen[usable][:, known]
     if not known.any() or len(matrix) <= matrix.shape[1]:
         return {}, []
-    powers, _, rank, _ = np.linalg.lstsq(matrix, watts[usable], rcond=_SEPARABLE)
+    # Kinds whose mixture is the same in every reading, up to this (`rcond`), are not separable.
+    powers, _, rank, _ = np.linalg.lstsq(matrix, watts[usable], rcond=1e-5)
     if rank < matrix.shape[1]:
         return {}, []
     off = np.abs(watts - seen[:, known] @ powers)
-    least_w = NOISE * float(watts[usable].mean())
+    # Smallest relative error of a reading, from timestamps of ticks and noise.
+    least_w = 0.01 * float(watts[usable].mean())
     spread_w = math.sqrt(float(off @ off) / max(1, len(rows) - matrix.shape[1]))
     variances = np.linalg.inv(matrix.T @ matrix).diagonal()
     deviations = max(spread_w, least_w) * np.sqrt(np.maximum(variances, 0.0))
@@ -162,5 +151,6 @@ def _solve(
         kind: Power(float(power), float(deviation))
         for kind, power, deviation in zip(separable, powers, deviations, strict=True)
     }
-    scale_w = max(float(np.sort(off)[len(off) // 2]) * _NORMAL, least_w)
+    # Standard deviation of a normal distribution whose median absolute deviation is 1.
+    scale_w = max(float(np.sort(off)[len(off) // 2]) * 1.4826, least_w)
     return result, [float(one) for one in off / scale_w]

@@ -36,9 +36,6 @@ from zeusd.devices.port import (
 )
 
 _HOTSPOT, _CURRENT = 1, 0
-_MILLIDEGREES_ABOVE = 1000
-_HOTTEST_C = 150
-"""A higher temperature is a torn reading."""
 
 _TWO_DIES = "MI250"
 """Part of the name of products whose cards have two GPUs each."""
@@ -46,15 +43,6 @@ _TWO_DIES = "MI250"
 _POWER, _HW_SLOWDOWN, _HW_THERMAL = 0x4, 0x8, 0x40
 _REASONS = (_HW_SLOWDOWN, _POWER, _HW_THERMAL, _HW_THERMAL, _HW_THERMAL)
 """Throttle reasons, as the port numbers them, of the library's violations in their order."""
-
-_FRESH_NS = 200_000_000
-"""Age up to which a status of violations is not read again."""
-
-_CLOCK_STEP_MHZ = 25
-"""Step between listed graphics clocks, whose range is continuous."""
-
-_PROCESSES = 128
-"""Entries requested with the first list of processes; a longer list takes a second call."""
 
 
 class AmdBackend(TabledControls):
@@ -311,7 +299,8 @@ class AmdBackend(TabledControls):
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
         """Clocks at fixed steps of the continuous range."""
         low, high = self._clocks(gpu).limits[clocks.GRAPHICS]
-        return sorted({*range(high, low, -_CLOCK_STEP_MHZ), low}, reverse=True)
+        # Step between listed graphics clocks, whose range is continuous.
+        return sorted({*range(high, low, -25), low}, reverse=True)
 
     @override
     def gpu_clock_mhz(self, gpu: Handle) -> int:
@@ -411,9 +400,10 @@ class AmdBackend(TabledControls):
         socket = self._socket(gpu)
         if socket.celsius is None:
             typical = median(self._temperature(gpu) for _ in range(3))
-            socket.celsius = 1000 if typical > _MILLIDEGREES_ABOVE else 1
+            socket.celsius = 1000 if typical > 1000 else 1
         found_c = self._temperature(gpu) // socket.celsius
-        if not 0 <= found_c <= _HOTTEST_C:
+        # A higher temperature is a torn reading.
+        if not 0 <= found_c <= 150:
             raise amd_error(
                 Status.UNEXPECTED_DATA,
                 "amdsmi_get_temp_metric",
@@ -429,7 +419,8 @@ class AmdBackend(TabledControls):
         """The library's violations as the port's bits."""
         socket = self._socket(gpu)
         read_ns, found = socket.violations or (0, Buffer())
-        if time.monotonic_ns() - read_ns > _FRESH_NS:
+        # Age up to which a status of violations is not read again.
+        if time.monotonic_ns() - read_ns > 200_000_000:
             found = self._violations(socket)
         active = found.numbers("<5B", self._lib("get_violation_status").layouts.violations)
         if all(one not in (0, 1) for one in active):
@@ -453,7 +444,8 @@ class AmdBackend(TabledControls):
     def _listed(self, socket: Socket, partition: int) -> Iterator[tuple[int, int]]:
         library = self._lib("get_gpu_process_list")
         size, pid_at, memory_at = library.layouts.process
-        room, count = _PROCESSES, ctypes.c_uint32()
+        # Entries requested with the first list of processes; a longer list takes a second call.
+        room, count = 128, ctypes.c_uint32()
         while True:
             entries = Buffer(room * size + layouts.BUFFER)
             count.value = room

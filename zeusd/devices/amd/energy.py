@@ -13,20 +13,8 @@ _WRAP = 1 << 32
 MAX_POWER_W = 5_000
 """More than any socket draws."""
 
-WINDOW_NS = 2_000_000_000
-"""Energy and power are compared over at least this time."""
-
-_GAP_NS = 1_000_000_000
-"""Longest pause between readings over which the power is known well enough."""
-
-_LEAST_W = 20
-"""Below this mean power, rounding to whole watts outweighs the counter's error."""
-
 _RATIOS = (0.7, 1.4)
 """Ratio of counted to integrated energy, for a counter that is trusted."""
-
-_WINDOWS = 3
-"""Windows in a row that change the verdict."""
 
 
 def microjoules(counter: int) -> int:
@@ -88,21 +76,25 @@ class EnergyCounter:
 
     def _check(self, t_ns: int, counter: int, power_w: int | None) -> None:
         last, self._last = self._last, None if power_w is None else (t_ns, power_w)
-        if power_w is None or last is None or t_ns - last[0] > _GAP_NS or self._start is None:
+        # Longest pause between readings over which the power is known well enough.
+        if power_w is None or last is None or t_ns - last[0] > 1_000_000_000 or self._start is None:
             self._start, self._drawn_uj = (t_ns, counter), 0
             return
         self._drawn_uj += (t_ns - last[0]) * (last[1] + power_w) // 2_000
         start_ns, start = self._start
-        if t_ns - start_ns < WINDOW_NS:
+        # Energy and power are compared over at least this time.
+        if t_ns - start_ns < 2_000_000_000:
             return
         drawn_uj, self._drawn_uj = self._drawn_uj, 0
         self._start = t_ns, counter
-        if drawn_uj * 1_000 < _LEAST_W * (t_ns - start_ns):
+        # Below this mean power, rounding to whole watts outweighs the counter's error.
+        if drawn_uj * 1_000 < 20 * (t_ns - start_ns):
             return
         ratio = microjoules(counter - start) / drawn_uj
         agrees = _RATIOS[0] <= ratio <= _RATIOS[1]
         self._against = self._against + 1 if agrees is not self.believed else 0
-        if self._against >= _WINDOWS:
+        # Windows in a row that change the verdict.
+        if self._against >= 3:
             self.believed, self.changed, self._against = agrees, True, 0
 
 

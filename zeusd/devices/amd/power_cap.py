@@ -10,15 +10,6 @@ from zeusd.devices.port import CallOutcome, DeviceError, PowerLimitRange, after_
 _SENSOR = 0
 """PPT0, the default cap."""
 
-_WATTS_BELOW = 100_000
-"""A maximum cap below this many microwatts is in watts, as on virtualisation hosts."""
-
-_MOST_UW = 10_000_000_000
-"""More than any socket accepts: 10 kW. Guests report all ones."""
-
-FLOOR_PERCENT = 20
-"""Minimum cap as a share of the maximum, if the driver has none. MI300's driver says 0."""
-
 
 class Cap:
     """The result of amdsmi_get_power_cap_info, in mW."""
@@ -27,21 +18,24 @@ class Cap:
         found = library.read("get_power_cap_info", gpu, _SENSOR)
         fields = (layouts.CAP, layouts.CAP_MIN, layouts.CAP_MAX, layouts.CAP_DEFAULT)
         cap, low, high, default = (found.number("<Q", offset) for offset in fields)
-        if not 0 < high <= _MOST_UW:
+        # More than any socket accepts: 10 kW. Guests report all ones.
+        if not 0 < high <= 10_000_000_000:
             # The library reports success even if only some of its reads worked.
             raise amd_error(
                 Status.NOT_SUPPORTED,
                 "amdsmi_get_power_cap_info",
                 "this GPU has no power cap of its own (the first die of an MI250 has both dies')",
             )
-        self.scale = 1 if high < _WATTS_BELOW else 1_000_000
+        # A maximum cap below this many microwatts is in watts, as on virtualisation hosts.
+        self.scale = 1 if high < 100_000 else 1_000_000
         watts = [value // self.scale for value in (cap, low, high, default)]
         self.mw, self.min_mw, self.max_mw, self.default_mw = (one * 1000 for one in watts)
 
     @property
     def limits(self) -> PowerLimitRange:
         """The range that zeusd permits: never 0, which the driver treats as no change."""
-        floor_mw = self.max_mw * FLOOR_PERCENT // 100_000 * 1000
+        # Minimum cap as a share of the maximum, if the driver has none. MI300's driver says 0.
+        floor_mw = self.max_mw * 20 // 100_000 * 1000
         low_mw = self.min_mw if self.min_mw > 0 else floor_mw
         default_mw = self.default_mw if 0 < self.default_mw <= self.max_mw else self.max_mw
         return PowerLimitRange(low_mw, self.max_mw, default_mw)

@@ -24,11 +24,6 @@ from zeusd.devices.simulated.instructions import Instructions, instructions_of
 from zeusd.devices.simulated.node import SimulatedBackend
 from zeusd.devices.simulated.work import Work
 
-MAX_BYTES = 16384
-MAX_CONNECTIONS = 256
-_NO_DESCRIPTOR_S = 0.05
-"""Pause after a connection for which this process had no file descriptor: it stays pending."""
-
 
 class DeviceServer:
     """Serves a simulated node's devices on a SOCK_SEQPACKET Unix socket, on its own thread.
@@ -96,9 +91,11 @@ class DeviceServer:
             client, _ = self._listening.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(_NO_DESCRIPTOR_S)
+                # Pause after a connection for which this process had no file descriptor: it stays
+                # pending.
+                time.sleep(0.05)
             return
-        if len(self._clients) >= MAX_CONNECTIONS:
+        if len(self._clients) >= 256:
             client.close()
             return
         client.setblocking(False)
@@ -107,7 +104,7 @@ class DeviceServer:
 
     def _serve(self, client: socket.socket) -> None:
         try:
-            data = client.recv(MAX_BYTES)
+            data = client.recv(16384)
             if not data:
                 self._drop(client)
                 return

@@ -16,9 +16,6 @@ from zeusd.devices.simulated.physics import LIMIT_TAU_S
 from zeusd.devices.simulated.spec import GpuSpec
 from zeusd.devices.simulated.work import Work
 
-_LATENCY_SPREAD = 1 / 3
-"""Standard deviation of a setter's time, as a share of its mean: 12 ms +/- 4 ms."""
-
 
 @dataclass(slots=True)
 class Fault:
@@ -170,7 +167,8 @@ class SimulatedDriver(TabledControls):
             delay_s = fault.latency_s if fault is not None else 0.0
             if setter and spec.setter_ms:
                 mean_s = spec.setter_ms / 1000
-                delay_s += max(mean_s / 4, state.chance.gauss(mean_s, mean_s * _LATENCY_SPREAD))
+                # Standard deviation of a setter's time, as a share of its mean: 12 ms +/- 4 ms.
+                delay_s += max(mean_s / 4, state.chance.gauss(mean_s, mean_s / 3))
             if not delay_s and self._work:
                 self.advance()
         if delay_s:

@@ -189,10 +189,6 @@ def _limited_ns(gpu: SimulatedGpu, now_s: float) -> tuple[int | None, ...]:
     return (*counted[:2], None, None, None) if gpu.model.architecture == AMD else counted
 
 
-SPREAD_MW = 4_000
-"""Largest error of a module's power as reported by a GPU: each GPU samples it separately."""
-
-
 def with_module(
     found: SensorValues, gpu: SimulatedGpu, module: Iterable[SimulatedGpu], now_s: float
 ) -> SensorValues:
@@ -211,8 +207,9 @@ def with_module(
     energy_mj = found.energy_mj
     if energy_mj is not None and superchip.counts_module:
         energy_mj += round(superchip.rest_w * gpu.sensor.last_tick_s * 1000)
+    # Largest error of a module's power as reported by a GPU: each GPU samples it separately.
     return found._replace(
         energy_mj=energy_mj,
         memory_power_average_mw=round((found.power_average_mw or 0) * superchip.memory_share),
-        module_power_mw=gpus_mw + round(superchip.rest_w * 1000 + noise * SPREAD_MW),
+        module_power_mw=gpus_mw + round(superchip.rest_w * 1000 + noise * 4_000),
     )

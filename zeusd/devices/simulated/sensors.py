@@ -17,9 +17,6 @@ from collections.abc import Callable
 
 from zeusd.devices.simulated.models import SensorModel
 
-AVERAGE_TICKS = 10
-"""POWER_AVERAGE is the mean of the last second: ten ticks of 100 ms."""
-
 SAMPLES = 119
 """Number of samples that the driver keeps."""
 
@@ -76,7 +73,8 @@ class SimulatedSensor:
         self._counted_j = energy_at(self._last_tick_s - self._tick_s - self._lag_s)
         self._counter_mj = 0.0
         self._instant_mw = 0
-        self._ticks_mw: deque[int] = deque(maxlen=AVERAGE_TICKS)
+        # POWER_AVERAGE is the mean of the last second: ten ticks of 100 ms.
+        self._ticks_mw: deque[int] = deque(maxlen=10)
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
         self._apart_s = math.inf if sensor.samples_ms is None else sensor.samples_ms / 1000
         first_s = self._last_tick_s - SAMPLES * (sensor.samples_ms or math.inf) / 1000

@@ -17,13 +17,6 @@ from zeus_ipc.tables import records
 from zeusd.devices.simulated.models import DEVICES, DeviceModel
 from zeusd.devices.simulated.physics import ModelLoad, OperatingPoint, power_w, settle, slowdown
 
-STEPS_PER_PROFILE_WINDOW = 40
-"""Training steps in one window of the recorded profiles: the optimizer's default."""
-
-BUSY_OVER_AVERAGE = 1.1
-"""Power while busy over average power, about the median of the fits to the tables: a limit below
-this multiple of a workload's highest draw throttles it."""
-
 DATASET_SAMPLES = {
     "cifar100": 50_000,
     "imagenet": 1_281_167,
@@ -133,7 +126,9 @@ class MeasuredTable(SimulatedWorkload):
         k, full_w = device.compute_load
         top = device.clocks_mhz[0]
         clock = top
-        capped = limit_w < BUSY_OVER_AVERAGE * max(powers)
+        # Power while busy over average power, about the median of the fits to the tables: a limit
+        # below this multiple of a workload's highest draw throttles it.
+        capped = limit_w < 1.1 * max(powers)
         if capped:
             slower = max(1.0, unit_s / min(self.unit_s))
             clock = _at_most(device.clocks_mhz, top * k / (slower - 1 + k))
@@ -241,11 +236,12 @@ def _read_profile(name: str, rows: list[Mapping[str, str]]) -> MeasuredTable:
         )
         for row in rows
     )
+    # Training steps in one window of the recorded profiles: the optimizer's default.
     return MeasuredTable(
         name=name,
         device=_PROFILE_DEVICES[name.partition("/")[2].partition("+")[0]],
         limits_w=tuple(limit for limit, _, _ in measured),
-        unit_s=tuple(seconds / STEPS_PER_PROFILE_WINDOW for _, seconds, _ in measured),
+        unit_s=tuple(seconds / 40 for _, seconds, _ in measured),
         power_w=tuple(
             tuple(energies[gpu] / seconds for _, seconds, energies in measured)
             for gpu in range(len(measured[0][2]))

@@ -13,12 +13,6 @@ if TYPE_CHECKING:
 
 Verdict = Literal["ok", "differs", "not supported", "not known"]
 
-PERIOD_SHARE = 0.02
-"""Update periods that differ by less agree."""
-
-WINDOW_SHARE = 0.1
-"""Visible windows that differ by less, or by their uncertainty, agree."""
-
 IDLE_SHARE, IDLE_W = 0.3, 10.0
 """Idle powers that differ by less than either agree: boards differ."""
 
@@ -90,7 +84,8 @@ def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[ProbedComparison]:
             yield ProbedComparison(quantity, table, "no period", "not known")
             continue
         off = abs(period.period_ms - expected.tick_ms)
-        slack_ms = max(PERIOD_SHARE * expected.tick_ms, period.period_uncertainty_ms)
+        # Update periods that differ by less agree.
+        slack_ms = max(0.02 * expected.tick_ms, period.period_uncertainty_ms)
         if period.phase_ms is None:  # measured when it is read, up to a slow reading later
             slack_ms = max(slack_ms, 2 * gpu.sensors[name].reading_gap_ms)
         agrees = off <= slack_ms
@@ -106,7 +101,8 @@ def _window(gpu: ProbedGpu, model: DeviceModel, power: str | None) -> ProbedComp
     window = None if gpu.loaded is None or power is None else gpu.loaded.windows.get(power)
     if window is None:
         return ProbedComparison(quantity, table, "needs a load", "not known")
-    allowed = max(WINDOW_SHARE * model.sensor.window_ms, window.window_uncertainty_ms)
+    # Visible windows that differ by less, or by their uncertainty, agree.
+    allowed = max(0.1 * model.sensor.window_ms, window.window_uncertainty_ms)
     agrees = abs(window.window_ms - model.sensor.window_ms) <= allowed
     return ProbedComparison(
         quantity, table, f"{window.window_ms:.3g} ms", "ok" if agrees else "differs"

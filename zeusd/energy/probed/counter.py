@@ -13,13 +13,6 @@ from dataclasses import dataclass
 from zeusd.energy.probed.series import ReadingSeries
 from zeusd.energy.probed.window import VisibleWindow
 
-SAME_SCOPE = 0.1
-"""If counter and power differ by more than this share, they measure different parts of the
-board."""
-
-FEWEST_DIFFERENCES = 6
-"""Distinct differences needed to determine a resolution."""
-
 
 @dataclass(frozen=True)
 class CounterEnergy:
@@ -44,7 +37,9 @@ class CounterEnergy:
     @property
     def same_scope(self) -> bool:
         """Whether counter and power agree."""
-        return abs(self.ratio - 1) <= max(SAME_SCOPE, self.ratio_uncertainty)
+        # If counter and power differ by more than this share, they measure different parts of the
+        # board.
+        return abs(self.ratio - 1) <= max(0.1, self.ratio_uncertainty)
 
 
 def compare_energy(
@@ -108,13 +103,10 @@ def find_resolution(values: Sequence[int]) -> int | None:
     distinct = sorted(set(values))
     differences = {later - earlier for earlier, later in itertools.pairwise(distinct)}
     pairs = {abs(later - earlier) for earlier, later in itertools.pairwise(values)} - {0}
-    if len(pairs | differences) < FEWEST_DIFFERENCES:
+    # Distinct differences needed to determine a resolution.
+    if len(pairs | differences) < 6:
         return None
     return math.gcd(*differences)
-
-
-ALIKE = 1.25
-"""Bursts whose lengths differ by less than this factor are grouped."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +149,8 @@ def window_errors(
         length_s = (end_ns - begin_ns) / 1e9
         energy_j = (counter_mj.values[last] - counter_mj.values[first]) / 1000
         error = 100 * (energy_j / (plateau.high_w * length_s) - 1)
-        if not groups or length_s * ALIKE < groups[-1][0][0]:
+        # Bursts whose lengths differ by less than this factor are grouped.
+        if not groups or length_s * 1.25 < groups[-1][0][0]:
             groups.append([])
         groups[-1].append((length_s, error))
     doubt = 200 * plateau.unexplained_w / math.sqrt(plateau.updates) / plateau.high_w

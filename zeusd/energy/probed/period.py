@@ -19,9 +19,6 @@ from zeusd.energy.probed.series import ShownUpdate
 
 MS = 1e6
 
-FEWEST_UPDATES = 8
-"""With fewer updates, no period can be determined."""
-
 TOLERANCE = 0.15
 """How far an update may lie from the lattice, as a share of the period."""
 
@@ -33,9 +30,6 @@ ALIKE = 0.9
 
 SHARPNESS = 3
 """The period is at least so many times the time between two readings."""
-
-WIDE = 3
-"""An update in an interval longer than this many typical ones is ignored: the machine was busy."""
 
 _QUANTILES = (0.05, 0.15, 0.3, 0.5)
 _FRACTIONS = (1, 2, 3, 4, 5)
@@ -81,10 +75,12 @@ def find_period(changes: Sequence[ShownUpdate], begin_ns: int) -> UpdatePeriod |
         changes: The updates that showed (`Series.changes`).
         begin_ns: Zero of the phase.
     """
-    if len(changes) < FEWEST_UPDATES:
+    # With fewer updates, no period can be determined.
+    if len(changes) < 8:
         return None
     typical = float(sorted(change.width_ns for change in changes)[len(changes) // 4])
-    dated = [change for change in changes if change.width_ns <= WIDE * typical]
+    # An update in an interval longer than this many typical ones is ignored: the machine was busy.
+    dated = [change for change in changes if change.width_ns <= 3 * typical]
     times = [change.t_ns - begin_ns for change in dated]
     widths = [float(change.width_ns) for change in dated]
     weights = [1 / max(width, typical, 1.0) ** 2 for width in widths]

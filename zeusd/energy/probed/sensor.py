@@ -11,10 +11,6 @@ from zeusd.energy.probed.report import COUNTERS, POWERS, Latency, Loaded, Probed
 from zeusd.energy.probed.series import ReadingSeries
 from zeusd.energy.probed.window import VisibleWindow, find_window
 
-DATED_SHARE = 0.25
-"""An update in an interval longer than this share of the period says nothing about the window: the
-machine was busy."""
-
 
 def describe(
     together: ReadingSeries, begin_ns: int, alone: ReadingSeries, loaded: ReadingSeries
@@ -89,8 +85,10 @@ def _powers(name: str, series: ReadingSeries) -> list[tuple[float, float]]:
     begin_ns = series.t_ns[0] if series.t_ns else 0
     period = _period(series)
     period_ns = (period.period_ms if period else 100.0) * 1e6
+    # An update in an interval longer than this share of the period says nothing about the window:
+    # the machine was busy.
     dated = [
-        (date(change, period, begin_ns), change.value, change.width_ns <= DATED_SHARE * period_ns)
+        (date(change, period, begin_ns), change.value, change.width_ns <= 0.25 * period_ns)
         for change in series.changes()
     ]
     if not name.startswith("energy"):

@@ -15,24 +15,8 @@ from operator import mul
 
 MS = 1e6
 
-MOST_UPDATES = 240
-"""Number of updates to fit; more are thinned out."""
-
-COARSE = 3
-"""The first, coarse search uses every third of them."""
-
-FEWEST_UPDATES = 36
-CONTRAST = 5.0
-"""The load must move the reading by this multiple of the residual."""
-
-LONGEST_WINDOW_MS = 2000.0
-_SHORTEST_WINDOW_MS = 1.0
 _GRID = 24
 _LONGEST_LAG_MS = 60.0
-_EARLIEST_MS = -5.0
-"""The time of an update may be too early by the time between two readings."""
-
-_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -108,28 +92,32 @@ def find_window(
         bursts: Start and end of each burst of load (ns).
         stamp_ms: Uncertainty of an update's time.
     """
-    if len(updates) < FEWEST_UPDATES or not bursts:
+    if len(updates) < 36 or not bursts:
         return None
-    step = max(1, len(updates) // MOST_UPDATES)
+    # Number of updates to fit; more are thinned out.
+    step = max(1, len(updates) // 240)
     load = Bursts(bursts)
     fitted = _Updates(updates[::step], load)
     fit = fitted.fit
 
-    low, high = math.log(_SHORTEST_WINDOW_MS), math.log(LONGEST_WINDOW_MS)
+    low, high = math.log(1.0), math.log(2000.0)
     windows = [math.exp(low + (high - low) * n / _GRID) for n in range(_GRID + 1)]
     lags = [_LONGEST_LAG_MS * n / 6 for n in range(7)]
-    coarse = _Updates(updates[:: step * COARSE], load).fit
+    # The first, coarse search uses every third of them.
+    coarse = _Updates(updates[:: step * 3], load).fit
     _, window, lag = min((coarse(one, lag).squares, one, lag) for one in windows for lag in lags)
     ratio, step_ms = math.exp((high - low) / _GRID), _LONGEST_LAG_MS / 6
-    for _ in range(_ROUNDS):
+    for _ in range(7):
         windows = [window * ratio ** (n / 2) for n in range(-2, 3)]
-        lags = [max(_EARLIEST_MS, lag + step_ms * n / 2) for n in range(-2, 3)]
+        # The time of an update may be too early by the time between two readings.
+        lags = [max(-5.0, lag + step_ms * n / 2) for n in range(-2, 3)]
         _, window, lag = min((fit(one, lag).squares, one, lag) for one in windows for lag in lags)
         ratio, step_ms = ratio**0.5, step_ms / 2
     best = fit(window, lag)
     freedom = fitted.count - 4
     spread = math.sqrt(best.squares / freedom)
-    if best.high - best.low <= CONTRAST * spread:
+    # The load must move the reading by this multiple of the residual.
+    if best.high - best.low <= 5.0 * spread:
         return None
     limit = best.squares * (1 + 4 / freedom) + 1e-9
     return VisibleWindow(

@@ -24,24 +24,11 @@ from zeus.optimizer.pipeline_frequency.planner.search import PlanSearch, Progres
 _MULTIPLES = 2.0 ** np.array([0, 0.5, 1, 2, 4, 10])
 """Of the linear program's prices: with the highest all that is critical is as fast as can be."""
 
-_DEADLINES = 24
-_LITTLE = 1e-3
-"""Share of the mean price that instructions with slack have to begin with."""
-
 _STEPS = 24
 """Moves of prices towards critical paths."""
 
-_ENTRIES = 32_768
-"""Instructions times plans that are made together, about, so that a long graph takes seconds."""
-
 _TURNS = 6
 """Times that runs of the list's plans get slower; for large pipelines that takes seconds."""
-
-_TRIED = 8
-"""Runs of a plan that are slowed down one by one, at most."""
-
-_BEST = 16
-"""Plans of the list that are slowed down to the time that is asked for."""
 
 
 class ChangeSearch:
@@ -67,7 +54,8 @@ class ChangeSearch:
         """Slows the best plans down to one time."""
         self.everywhere()
         pool = self.pool
-        plans = pool.plans(pool.totals(limit_s, price_w).argsort(kind="stable")[:_BEST])
+        # Plans of the list that are slowed down to the time that is asked for.
+        plans = pool.plans(pool.totals(limit_s, price_w).argsort(kind="stable")[:16])
         pool.add(self._slow_down(plans, np.full(plans.shape[1], limit_s), 10 * _TURNS))
 
     # ------------------------------------------------------------------------------- the list
@@ -79,8 +67,10 @@ class ChangeSearch:
         problem, pool, most = self._problem, self.pool, self._problem.changes.most
         if most is None:
             self._search.everywhere()
-        size = int(np.clip(_ENTRIES // problem.count, 32, 256))
-        prices, total_w = self._first_prices(max(2, min(_DEADLINES, size // len(_MULTIPLES))))
+        # Instructions times plans that are made together, about, so that a long graph takes
+        # seconds.
+        size = int(np.clip(32_768 // problem.count, 32, 256))
+        prices, total_w = self._first_prices(max(2, min(24, size // len(_MULTIPLES))))
         values_j = []
         for step in range(_STEPS):
             plans, value_j = self._cheapest(prices)
@@ -119,7 +109,8 @@ class ChangeSearch:
         times_s = problem.min_time_s + share * (problem.max_time_s - problem.min_time_s)
         solved = [self._search.program.solve(time_s) for time_s in times_s.tolist()]
         prices = np.stack([one.prices_w for one in solved], axis=1)
-        little = _LITTLE * prices.mean(axis=0)
+        # Share of the mean price that instructions with slack have to begin with.
+        little = 1e-3 * prices.mean(axis=0)
         # It is the same for all, and so for any way along a stage.
         total = np.array([one.price_w for one in solved]) + len(problem.stages) * little
         usual = float(np.median([np.ptp(curve.cost_j) for curve in problem.curves])) or 1.0
@@ -214,7 +205,8 @@ class ChangeSearch:
                 # The least slowdown that saves any, and what saves most for its time.
                 best = np.where(possible, cost, np.inf).argmin(axis=1)
                 saved = np.where(possible[each, best], saved_j[each, best], 0.0)
-                largest = _largest(saved, owner, _TRIED)
+                # Runs of a plan that are slowed down one by one, at most.
+                largest = _largest(saved, owner, 8)
                 found += [(owner[place], place, best[place]) for place in largest]
             which, place, setting = (np.concatenate(one) for one in zip(*found, strict=True))
             columns = plans[:, active[which]]

@@ -42,25 +42,7 @@ from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Settin
 from zeus.optimizer.pipeline_frequency.schedules import Instruction, Pipeline
 from zeus_ipc.wire import sentence
 
-SMALL = 48
-"""Choices, summed over instructions, up to which plans are exact unless told otherwise: a program
-in whole numbers then mostly takes a tenth of a second."""
-
 _POINTS = 100
-_LARGE = 20_000
-"""Instructions above which a frontier has `_POINTS` plans unless told otherwise: each plan has a
-clock for every instruction, in memory and in files."""
-
-_EXACT_LIMIT_S = 600.0
-_SMALL_LIMIT_S = 2.0
-_SMALL_TOTAL_S = 20.0
-"""A small pipeline whose programs take longer in all is planned as larger ones are."""
-
-_APART = 5e-7
-"""Share of the longest time within which an exact frontier has one plan: the solver's tolerance."""
-
-_EQUAL = 1e-12
-"""Share of the energy that is rounding: effective energies are differences of large numbers."""
 
 
 class Planner:
@@ -113,15 +95,19 @@ class Planner:
         self.fastest_time_s = problem.min_time_s
         choices = sum(len(problem.curves[kind].time_s) for kind in problem.kind)
         self._exact = exact
-        self._small = exact is None and choices <= SMALL
+        # Choices, summed over instructions, up to which plans are exact unless told otherwise: a
+        # program in whole numbers then mostly takes a tenth of a second.
+        self._small = exact is None and choices <= 48
         self._exactly = exact or self._small
-        self._left_s = _SMALL_TOTAL_S if self._small else math.inf
+        # A small pipeline whose programs take longer in all is planned as larger ones are.
+        self._left_s = 20.0 if self._small else math.inf
         self._proven: list[tuple[float, float]] = []  # deadline, least effective energy
         self._free = changes == Changes()
         self._search = PlanSearch(problem)
         self._finder = self._search if self._free else ChangeSearch(self._search)
         costs_j = np.array([curve.cost_j[0] for curve in problem.curves])[problem.kind]
-        self._equal_j = _EQUAL * float(
+        # Share of the energy that is rounding: effective energies are differences of large numbers.
+        self._equal_j = 1e-12 * float(
             np.abs(costs_j).sum() + problem.blocking_w * problem.max_time_s
         )
 
@@ -167,7 +153,9 @@ class Planner:
         """
         if points is not None and not (isinstance(points, Integral) and points >= 1):
             raise PipelineFrequencyError(f"a frontier has at least one plan, not {points!r:.60}")
-        if points is None and self._problem.count > _LARGE:
+        # Instructions above which a frontier has `_POINTS` plans unless told otherwise: each plan
+        # has a clock for every instruction, in memory and in files.
+        if points is None and self._problem.count > 20_000:
             points = _POINTS
         self._finder.everywhere(progress or quietly)
         pool = self._finder.pool
@@ -294,7 +282,7 @@ class Planner:
     def _add_exact(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
         """The best plan within a deadline, which is known from then on; None: there is none."""
         begin_s = time.monotonic()
-        program_s = _SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S
+        program_s = 2.0 if self._small else 600.0
         found = self._program.best(limit_s, price_w, time_limit_s=program_s)
         self._left_s -= time.monotonic() - begin_s
         self._exactly = self._left_s > 0
@@ -315,7 +303,9 @@ class Planner:
         problem, pool = self._problem, Pool(self._problem)
         if not self._free:  # the program knows no setting that another one beats
             pool.add(self._finder.pool.plans(np.arange(len(self._finder.pool.time_s))))
-        apart_s = _APART * problem.max_time_s
+        # Share of the longest time within which an exact frontier has one plan: the solver's
+        # tolerance.
+        apart_s = 5e-7 * problem.max_time_s
 
         def solve(limit_s: float) -> tuple[float, float] | None:
             plan = self._add_exact(limit_s)

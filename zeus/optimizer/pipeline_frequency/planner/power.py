@@ -30,9 +30,6 @@ _SLACK = 1e-9
 _LEVELS = 24
 """Limits on an instruction's power that are tried at most."""
 
-_REPAIRED = 3
-"""Plans that are repaired: of the limits above the first whose plan keeps the bounds."""
-
 
 @dataclass(frozen=True)
 class PowerBound:
@@ -222,7 +219,8 @@ def _by_level(
             high = middle
         else:
             low = middle + 1
-    for place in range(max(0, low - _REPAIRED), min(len(levels), low + 2)):
+    # Plans that are repaired: of the limits above the first whose plan keeps the bounds.
+    for place in range(max(0, low - 3), min(len(levels), low + 2)):
         at(place)
     return [plan for plan in made.values() if plan is not None]
 

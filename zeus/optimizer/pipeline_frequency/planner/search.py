@@ -37,24 +37,15 @@ STEP = 0.001
 NEAR = 0.05
 """Slowdown from the fastest plan within which most pipelines are run."""
 
-MIN_NEAR = 32
-"""Plans of that region that even a short frontier has, as long as that is half of them."""
-
 MAX_PLANS = 2000
 
 _DEADLINES = 89
 """For which the linear program is solved, each from the last one's optimum. With half as many,
 plans take 0.01 % more energy in the mean."""
 
-_PER_DEADLINE = 8
-"""Durations between two optima that are rounded."""
-
 _SEAMS = 16
 """Places at which two plans are joined. With 8, or with neighbours alone, plans take 0.01 % more
 energy in the mean."""
-
-_CHUNK = 400_000
-"""Entries of an array of plans that are evaluated together: bounds the memory."""
 
 
 class PlanSearch:
@@ -99,7 +90,8 @@ class PlanSearch:
             tell(len(solved), _DEADLINES + 1)
         durations = np.stack([one.durations_s for one in solved[::-1]], axis=1)
         steps = _DEADLINES - 1
-        at = np.linspace(0, steps, steps * _PER_DEADLINE + 1)
+        # Durations between two optima that are rounded.
+        at = np.linspace(0, steps, steps * 8 + 1)
         left = np.minimum(at.astype(np.intp), steps - 1)
         share = at - left
         for some in self._chunks(len(at), 4):
@@ -125,7 +117,8 @@ class PlanSearch:
         self._join(max(0, fit - 2), fit + 1)
 
     def _chunks(self, columns: int, each: int) -> Iterator[slice]:
-        size = max(1, _CHUNK // self.problem.count // each)
+        # Entries of an array of plans that are evaluated together: bounds the memory.
+        size = max(1, 400_000 // self.problem.count // each)
         return (slice(first, first + size) for first in range(0, columns, size))
 
     def _join(self, first: int, last: int) -> None:
@@ -182,7 +175,8 @@ def spread(problem: PipelineProblem, pool: Pool, bound_j: Floats, points: int | 
     parts = [(0, near, STEP * problem.min_time_s), (near, len(pool.time_s) - 1, np.inf)]
     numbers = [len(walk(*part)) for part in parts]
     room = (MAX_PLANS if points is None else points) - 1
-    least = min(numbers[0], MIN_NEAR, room / 2)
+    # Plans of that region that even a short frontier has, as long as that is half of them.
+    least = min(numbers[0], 32, room / 2)
     kept = int(max(room * numbers[0] / max(1, sum(numbers)), least))
     chosen = [0]
     for part, number, most in zip(parts, numbers, (kept, room - kept), strict=True):

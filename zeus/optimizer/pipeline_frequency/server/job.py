@@ -37,12 +37,6 @@ from zeus.optimizer.pipeline_frequency.server.stragglers import StragglerWatch, 
 LEAD = 2.5
 """Report intervals before a plan starts, in which every rank has reported and received it."""
 
-FRESH_S = 60.0
-"""Ranks that have not reported for this long do not affect when a plan starts."""
-
-SHORTEST_S = 1e-4
-"""No iteration is shorter, s; a report of less must not delay a plan without end."""
-
 
 class JobRefused(PipelineFrequencyError):
     """A request that cannot be fulfilled.
@@ -367,12 +361,13 @@ class TrainingJob:
     def _begin(self, now_s: float) -> tuple[int, int]:
         """The first iteration that no rank reaches before it receives the plan, and its
         distance."""
-        heard = [one for one in self.progress.values() if now_s - one.heard_s < FRESH_S]
+        # Ranks that have not reported for this long do not affect when a plan starts.
+        heard = [one for one in self.progress.values() if now_s - one.heard_s < 60.0]
         if not heard:
             return 0, 0
+        # No iteration is shorter, s; a report of less must not delay a plan without end.
         paces = [
-            max(one.per_second, 1 / max(one.time_s, SHORTEST_S) if one.time_s else 0.0)
-            for one in heard
+            max(one.per_second, 1 / max(one.time_s, 1e-4) if one.time_s else 0.0) for one in heard
         ]
         if self.frontier is not None and not max(paces) and self.frontier.plans[-1].time_s > 0:
             # No iteration has ended yet: assume the fastest plan's time.
