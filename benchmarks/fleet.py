@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from zeus_fleet import levels
+from zeus_fleet import policies
 from zeus_fleet.policies import POLICIES, JobGroup, water_filling
 from zeus_fleet.simulation import (
     BUSY,
@@ -80,15 +80,15 @@ def follow_demand(mix: Mix, total_mw: int, margin: float) -> list[int]:
     counts = [job.gpus for job in jobs]
     lows, highs = [job.low_mw for job in jobs], [job.high_mw for job in jobs]
     total = total_mw - idle.gpus * idle.low_mw
-    limits = levels.level(total, lows, highs, counts)
+    limits = policies.level(total, lows, highs, counts)
     for _ in range(60):
         wanted = []
         for job, run, limit in zip(jobs, mix.measured, limits, strict=True):
             draw = 1000 * run.drawn_w(limit)
             want = job.high_mw if draw > 0.95 * limit else int(draw * (1 + margin))
             wanted.append(min(max(job.low_mw, want), job.high_mw))
-        new = levels.level(total, lows, wanted, counts)
-        new = levels.level(total, new, highs, counts)
+        new = policies.level(total, lows, wanted, counts)
+        new = policies.level(total, new, highs, counts)
         limits = [(old + now) // 2 for old, now in zip(limits, new, strict=True)]
     return [*limits, idle.low_mw]
 

@@ -151,7 +151,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what a write may still do is waited for",
-        "zeusd.core.values.Values.settles_ns",
+        "zeusd.core.model.Values.settles_ns",
         instead("max", "0"),
         "zeusd/core/test_random_drivers.py",
     ),
@@ -218,7 +218,7 @@ MUTATIONS = (
     ),
     Mutation(
         "earlier doubts stay",
-        "zeusd.core.values.Values.asking",
+        "zeusd.core.model.Values.asking",
         sets("doubts", "{}"),
         "zeusd/core/test_odd_drivers.py",
     ),
@@ -344,7 +344,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a program's name is one plain line",
-        "zeusd.runtime.commands.command_of",
+        "zeusd.runtime.processes.command_of",
         instead("printable", "describe(text.split(), name)"),
         "zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",
     ),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from zeus_fleet.levels import level, level_by_want
 from zeus_fleet.messages import Budget, Grant, GrantPlan, NodeReport, NodeWork, Timing, obeyed_mw
+from zeus_fleet.policies import level, level_by_want
 
 MOST_COMPARED = 100
 """Most nodes that one commit reclaims from: etcd accepts 128 operations in a transaction."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zeus_fleet.levels import level_by_want
 from zeus_fleet.messages import Budget, GrantPlan, NodeReport, Timing, obeyed_mw
+from zeus_fleet.policies import level_by_want
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,16 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.seeds import fresh
-from zeus_fleet.levels import level, level_by_want
-from zeus_fleet.policies import POLICIES, JobGroup, busy, max_min, uniform, water_filling
+from zeus_fleet.policies import (
+    POLICIES,
+    JobGroup,
+    busy,
+    level,
+    level_by_want,
+    max_min,
+    uniform,
+    water_filling,
+)
 from zeus_fleet.profiles import MEAN_POINTS, ProgressProfile, mean, monotone
 
 LOW, HIGH = 100_000, 300_000

@@ -29,7 +29,7 @@ from zeusctl.exits import MEANINGS, Exit
 from zeusctl.exporter.collector import ZeusdCollector
 from zeusctl.recording import CsvWriter
 from zeusctl.reports import REPORTS
-from zeusd.runtime.commands import command_of
+from zeusd.runtime.processes import command_of
 
 
 def parse(text: str) -> dict[str, Any]:

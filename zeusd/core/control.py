@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.bounds import PERSISTED, Bounds, Ceilings
-from zeusd.core.control_audit import ControlAudit
 from zeusd.core.effects import Forget, Put, Read, ReadingMade, Write
 from zeusd.core.entries import PENDING, CeilingEntry, Loss, PendingRestore, key_of
 from zeusd.core.holding import MAX_WAITING, ZEUSD, HeldLease, LeaseState, Set, SetQueue
@@ -47,10 +46,9 @@ from zeusd.core.lifecycle import (
     Phase,
     State,
 )
-from zeusd.core.model import Failure, Peer, ProcessIdentity, kept_failure
-from zeusd.core.outbox import Then
+from zeusd.core.model import Failure, Peer, ProcessIdentity, Values, kept_failure
+from zeusd.core.outbox import ControlAudit, Then
 from zeusd.core.policy import Target
-from zeusd.core.values import Values
 from zeusd.devices.port import CallOutcome
 from zeusd.restore_rule import (
     ALL,

@@ -1,4 +1,6 @@
-"""Identifies the process at the other end of a socket, and detects its end, through the kernel."""
+"""Identifies the process at the other end of a socket, says what it runs, and detects its end,
+through the kernel.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,20 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from os.path import basename
 from pathlib import Path
 
 from zeus_ipc.processes import peer_of
 from zeusd import identity
 from zeusd.core.model import Peer, ProcessIdentity, ProcessUsage
+from zeusd.devices.port import printable
 from zeusd.identity import has_exited, pidfd_inodes_are_unique, process_cookie
-from zeusd.runtime.commands import command_of
 from zeusd.runtime.control_groups import ControlGroups, job_of
 from zeusd.runtime.reactor import Reactor
 
@@ -241,3 +245,65 @@ class ProcessWatch:
             pidfd = self._pidfds.pop(process, None)
             if pidfd is not None:
                 os.close(pidfd)
+
+
+_INTERPRETER = re.compile(r"(python|pypy|perl|ruby|bash|dash|sh|node|pt_main_thread)[0-9.]*")
+"""Names of programs that run scripts; the last is PyTorch's name for a Python that imported it."""
+
+_WRAPPER = "zeusctl"
+
+
+def command_of(pid: int) -> str:
+    """The command of a process: its program, and an interpreter's script or module.
+
+    For `zeusctl set` and `zeusctl measure` it is the command that they run. A process chooses this
+    text, so control characters and newlines are removed: it must not affect a terminal or imitate a
+    line of a log. Empty: the process has exited.
+    """
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            # Bytes of a command line that are read.
+            text = file.read(4096).decode(errors="replace")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            name = file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+    # Most characters of a command.
+    return printable(describe(text.rstrip("\0").split("\0"), name), 64)
+
+
+def describe(words: Sequence[str], name: str) -> str:
+    """A command line in readable form."""
+    if not words or not words[0]:
+        return name
+    wrapped = _wrapped(words)
+    if wrapped:
+        return describe(wrapped, basename(wrapped[0]))
+    if not _INTERPRETER.fullmatch(name):  # a script, or a process that set its name
+        return name
+    script = _script(words[1:])
+    return f"{basename(words[0])} {script}" if script else name
+
+
+def _script(words: Sequence[str]) -> str:
+    """The script or module that an interpreter runs, without its folder; empty: neither."""
+    rest = iter(words)
+    for word in rest:
+        if word == "-m":
+            return f"-m {next(rest, '')}"
+        if word == "-c":
+            return ""
+        if word in ("-W", "-X"):
+            next(rest, "")
+        elif not word.startswith("-"):
+            return basename(word)
+    return ""
+
+
+def _wrapped(words: Sequence[str]) -> Sequence[str]:
+    """The command that zeusctl runs; empty: this is not zeusctl, or it runs none."""
+    script = _script(words[1:]) if _INTERPRETER.fullmatch(basename(words[0])) else words[0]
+    ours = basename(script.removeprefix("-m ")) == _WRAPPER
+    if not ours or "--" not in words:
+        return ()
+    return words[list(words).index("--") + 1 :]

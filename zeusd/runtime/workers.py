@@ -37,9 +37,8 @@ from zeusd.restore_rule import (
     refusal,
 )
 from zeusd.runtime.activity import ActivityReader, Listed
-from zeusd.runtime.commands import command_of
 from zeusd.runtime.devices import attempt
-from zeusd.runtime.processes import job_of_process, owner_of
+from zeusd.runtime.processes import command_of, job_of_process, owner_of
 from zeusd.runtime.reactor import Wake
 from zeusd.runtime.sources import lowest
 

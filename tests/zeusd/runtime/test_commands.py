@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from zeusd.devices.port import printable
-from zeusd.runtime.commands import command_of, describe
+from zeusd.runtime.processes import command_of, describe
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from zeusd.devices.port import CallOutcome
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.gpu import Quirks
 from zeusd.restore_rule import Holds, Unknown, WriteRefused
-from zeusd.runtime.commands import command_of
+from zeusd.runtime.processes import command_of
 from zeusd.runtime.workers import MAX_QUEUED, GpuWorker
 
 RECORD = PendingRestore("GPU-x", Control.POWER_LIMIT, ProcessIdentity(1, 1), 0, "", 0, 0, (), ())
