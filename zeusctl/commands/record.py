@@ -199,11 +199,11 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
 
 def _draw_profile(path: Path, output: Path) -> int:
     """Draws a profile's settings. Returns how many there are."""
-    from zeus.optimizer.power_limit.profile import ProfileError, load
+    from zeus.optimizer.power_limit.profile import ProfileError, ProfileFile
     from zeus.optimizer.power_limit.report import Report
 
     try:
-        found = load(path)
+        found = ProfileFile(path).load(path)
     except ProfileError as error:
         raise CommandError(str(error)) from None
     estimates = found.estimates()
