@@ -67,13 +67,13 @@ class ByJobs:
         measures = [one for one in placed if one.measuring and one.name == self.lent_to]
         others = [one for one in placed if one not in measures]
         spare = max(0, left_mw - busy)
-        for one in measures:
-            job = one.job
+        for measure in measures:
+            job = measure.job
             limit = min(job.high_mw, job.low_mw + spare // job.gpus)
-            self._give(one, limit, targets)
+            self._give(measure, limit, targets)
             spare -= job.gpus * (limit - job.low_mw)
             left_mw -= job.gpus * limit
-        limits = self.policy([one.job for one in others], left_mw)
+        limits = self.policy([other.job for other in others], left_mw)
         for one, limit in zip(others, limits, strict=True):
             self._give(one, limit, targets)
         return targets

@@ -91,7 +91,7 @@ class FleetNode:
         """
         self._number += 1
         self._sent_ns[self._number] = now_ns
-        for number in [one for one in self._sent_ns if one <= self._number - 32]:
+        for number in [sent for sent in self._sent_ns if sent <= self._number - 32]:
             del self._sent_ns[number]  # they were lost
         return NodeReport(
             number=self._number,
@@ -120,7 +120,7 @@ class FleetNode:
         sent_ns = self._sent_ns.pop(number, None)
         if sent_ns is None:
             return None
-        for older in [one for one in self._sent_ns if one < number]:
+        for older in [sent for sent in self._sent_ns if sent < number]:
             del self._sent_ns[older]  # a reply that arrives after a newer one is ignored
         self.deadline_ns = self._armed_from(sent_ns, now_ns)
         self._knows = True

@@ -89,6 +89,7 @@ def merged(budget: Budget, label: str, events: Iterable[LimitEvent], now_s: floa
     Raises:
         ValueError: An event is not valid.
     """
+    known = {event.name for event in budget.events}
     others = [event for event in budget.events if not event.name.startswith(f"{label}/")]
     theirs = [
         LimitEvent(
@@ -99,7 +100,7 @@ def merged(budget: Budget, label: str, events: Iterable[LimitEvent], now_s: floa
             event.ramp_mw_per_s,
         )
         for event in events
-        if event.end_s > now_s or any(f"{label}/{event.name}" == one.name for one in budget.events)
+        if event.end_s > now_s or f"{label}/{event.name}" in known
     ]
     if {*others, *theirs} == {*budget.events}:
         return budget

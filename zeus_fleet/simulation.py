@@ -191,14 +191,14 @@ def compare(
         found[share] = {}
         for name, policy in policies.items():
             results = []
-            for one in mixes:
-                total = int(share * full_mw(one))
-                results.append(evaluate(one, policy(one, total), total))
+            for mixture in mixes:
+                total = int(share * full_mw(mixture))
+                results.append(evaluate(mixture, policy(mixture, total), total))
             found[share][name] = PolicyResult(
-                sum(one.progress for one in results) / len(results),
-                sum(one.worst for one in results) / len(results),
-                sum(one.drawn for one in results) / len(results),
-                sum(one.squeezed for one in results) / len(results),
+                sum(result.progress for result in results) / len(results),
+                sum(result.worst for result in results) / len(results),
+                sum(result.drawn for result in results) / len(results),
+                sum(result.squeezed for result in results) / len(results),
             )
     return found
 

@@ -64,7 +64,7 @@ class _Kept(Generic[T]):
             answer: etcd's reply to `FleetStore._if_moved`.
         """
         if not answer.succeeded:
-            found = [one.response_range.kvs for one in answer.responses]
+            found = [response.response_range.kvs for response in answer.responses]
             self._value = self._parse([kvs[0].value for kvs in found if kvs]) if found[0] else None
             self.revision = found[0][0].mod_revision if found[0] else 0
         return self._value
@@ -221,7 +221,10 @@ class FleetStore:
                     make.get(self._key("leader")),
                     make.get(self._key("plan")),
                     make.get(self._key("budget")),
-                    *(make.get(one, one[:-1] + bytes([one[-1] + 1])) for one in folders),
+                    *(
+                        make.get(folder, folder[:-1] + bytes([folder[-1] + 1]))
+                        for folder in folders
+                    ),
                 ],
                 failure=[],
             )

@@ -67,6 +67,12 @@ FOLDERS = (
 )
 
 
+NAMED = ("zeus/measure", "zeus/monitor", "zeus_fleet", "zeusctl/exporter", "zeusd/devices")
+"""Rooms in which an item of what has a plural for its name has the singular."""
+
+_UNNAMED = re.compile(r"\bfor one in (?:\w+\.)*\w*[a-rt-z]s(?:\.values\(\))?(?=[\s\]:)}])")
+
+
 def pages() -> list[Path]:
     more = ("CHANGELOG.md", "SECURITY.md")
     here = [one for one in snippets.pages() if "examples" not in one.parts]
@@ -167,6 +173,12 @@ def test_packages_use_the_glossary(package: str) -> None:
 
 def test_modules_are_named_after_the_glossary() -> None:
     assert [path for path in modules() if IN_NAMES & {*_PART.findall(path.stem)}] == []
+
+
+@pytest.mark.parametrize("room", NAMED)
+def test_an_item_of_a_plural_has_the_singular_for_its_name(room: str) -> None:
+    assert _UNNAMED.search("sum(one.gpus for one in self.leases)")
+    assert [found for path in (ROOT / room).rglob("*.py") for found in _found(path, _UNNAMED)] == []
 
 
 def test_no_two_classes_of_a_package_have_the_same_name() -> None:

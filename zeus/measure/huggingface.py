@@ -68,7 +68,7 @@ class HFEnergyCallback(Configured, TrainerCallback):
         `log`. So figures go where the loss goes: the trainer's history, TensorBoard, Weights &
         Biases, MLflow. The process for which `is_world_process_zero()` is true logs.
         """
-        if not any(one is self for one in trainer.callback_handler.callbacks):
+        if not any(callback is self for callback in trainer.callback_handler.callbacks):
             trainer.add_callback(self)
         # Weak: a trainer holds the model, which must be freed with it.
         self._trainer = weakref.ref(trainer)

@@ -74,7 +74,7 @@ def _with_sensors(
         error.errors if isinstance(error, SeveralGpusFailed) else {gpus[indices[0]].uuid: error}
     )
     failed = [index for index in indices if gpus[index].uuid in errors]
-    other = any(one.code != ErrorCode.NOT_SUPPORTED for one in errors.values())
+    other = any(fault.code != ErrorCode.NOT_SUPPORTED for fault in errors.values())
     if other or any(gpus[index].info.has_sensor for index in failed):
         raise from_ipc(error) from error
     found = [index for index in indices if index not in failed]

@@ -444,11 +444,11 @@ class WindowLookup:
         """When the thread of these windows waited around them, and so the GPU had nothing to do,
         where windows are divided by that.
         """
-        threads = {one.thread for one in windows}
+        threads = {window.thread for window in windows}
         if self._client not in _divided or len(threads) != 1:
             return []
-        first_ns = min(one.begin_ns for one in windows) - AROUND_NS
-        last_ns = max(one.end_ns for one in windows) + AROUND_NS
+        first_ns = min(window.begin_ns for window in windows) - AROUND_NS
+        last_ns = max(window.end_ns for window in windows) + AROUND_NS
         waits = self._waits(threads.pop(), first_ns, last_ns)[-MAX_PAUSES:]
         from zeus_ipc.requests import PAUSE  # the client has imported it
 

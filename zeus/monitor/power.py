@@ -182,10 +182,12 @@ class PowerMonitor(Configured):
     ) -> dict[str, dict[int, PowerTimeline]]:
         """`get_power_timeline` for each domain, by its name."""
         read = partial(self.get_power_timeline, start_time=start_time, end_time=end_time)
-        gpus = {one.value: read(one, gpu_index) for one in self.power_domains}
+        gpus = {
+            power_domain.value: read(power_domain, gpu_index) for power_domain in self.power_domains
+        }
         cpus = {
-            one.value: read(cpu_power_domain=one, cpu_index=cpu_index)
-            for one in self.cpu_power_domains
+            cpu_power_domain.value: read(cpu_power_domain=cpu_power_domain, cpu_index=cpu_index)
+            for cpu_power_domain in self.cpu_power_domains
         }
         return gpus | cpus
 
@@ -261,9 +263,11 @@ class PowerMonitor(Configured):
         except ZeusIpcError as error:
             raise from_ipc(error) from error
         offered = {
-            PowerDomain.DEVICE_INSTANT: [one.instant_mw for one in readings.values()],
-            PowerDomain.DEVICE_AVERAGE: [one.average_mw for one in readings.values()],
-            PowerDomain.MEMORY_AVERAGE: [one.memory_average_mw for one in readings.values()],
+            PowerDomain.DEVICE_INSTANT: [reading.instant_mw for reading in readings.values()],
+            PowerDomain.DEVICE_AVERAGE: [reading.average_mw for reading in readings.values()],
+            PowerDomain.MEMORY_AVERAGE: [
+                reading.memory_average_mw for reading in readings.values()
+            ],
         }
         return [domain for domain, values in offered.items() if None not in values]
 
@@ -311,7 +315,7 @@ def _domain(domains: type[_Domain], name: object) -> _Domain:
 
 
 def _names(domains: Iterable[Enum]) -> str:
-    return ", ".join(one.value for one in domains) or "none"
+    return ", ".join(domain.value for domain in domains) or "none"
 
 
 def _integral_j(samples: list[tuple[float, int]], start_s: float, end_s: float) -> float:

@@ -110,7 +110,7 @@ class PowerStreamingClient:
     """
 
     def __init__(self, servers: Sequence[ZeusdConfig], reconnect_delay_s: float = 1.0) -> None:
-        endpoints = [one.endpoint for one in servers]
+        endpoints = [server.endpoint for server in servers]
         if len(set(endpoints)) < len(endpoints):
             raise ValueError(f"a zeusd is named twice: {', '.join(endpoints)}")
         self._delay_s = reconnect_delay_s
@@ -119,7 +119,7 @@ class PowerStreamingClient:
         self._readings: dict[str, PowerReadings] = {}  # replaced, never changed
         self._threads = [
             threading.Thread(target=self._follow, args=of, name="zeus-power", daemon=True)
-            for of in [(one.endpoint, *_devices(one)) for one in servers]
+            for of in [(server.endpoint, *_devices(server)) for server in servers]
         ]
         for thread in self._threads:
             thread.start()

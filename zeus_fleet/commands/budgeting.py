@@ -81,7 +81,7 @@ def budget(
             present = schedule.scheduled(present, left, now_s)
         if until is not None and limit is not None:
             event = _event(limit, at, until, ramp, name, now_s)
-            others = [one for one in present.events if one.name != event.name]
+            others = [other for other in present.events if other.name != event.name]
             present = schedule.scheduled(present, [*others, event], now_s)
         elif limit is not None:
             present = schedule.with_standing(present, power_mw(limit), now_s)

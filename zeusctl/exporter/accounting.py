@@ -35,7 +35,7 @@ def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[M
 
 
 def _accounts(samples: Samples, ledger: LedgerState) -> None:
-    charged = (one for one in ledger.totals if one.kind not in ("idle", "unattributed"))
+    charged = (total for total in ledger.totals if total.kind not in ("idle", "unattributed"))
     for key, (active_uj, idle_uj) in _summed(samples, "account", charged).items():
         samples.add("zeusd_account_energy_joules_total", (active_uj + idle_uj) / 1e6, *key)
         samples.add("zeusd_account_idle_energy_joules_total", idle_uj / 1e6, *key)
@@ -53,7 +53,7 @@ def _summed(
         key = _key(total, sums)
         active_uj, idle_uj = sums.get(key, (0, 0))
         sums[key] = active_uj + total.active_uj, idle_uj + total.idle_uj
-        estimates += [(key, one) for one in total.estimates]
+        estimates += [(key, estimate) for estimate in total.estimates]
     _add_estimates(samples, of, estimates)
     return sums
 
@@ -90,13 +90,15 @@ def _unused(samples: Samples, node: NodeInfo, ledger: LedgerState) -> None:
 
 def _workloads(ledger: LedgerState) -> Samples:
     samples = Samples(WORKLOADS)
-    for one in ledger.workloads:
-        kind, key = "job", (one.name, user_name(one.uid) if one.uid >= 0 else "")
-        if one.kind == "pod":
-            namespace, _, name = one.name.partition("/")
+    for workload in ledger.workloads:
+        kind, key = "job", (workload.name, user_name(workload.uid) if workload.uid >= 0 else "")
+        if workload.kind == "pod":
+            namespace, _, name = workload.name.partition("/")
             kind, key = "pod", (namespace, name)
-        samples.add(f"zeusd_{kind}_energy_joules_total", (one.active_uj + one.idle_uj) / 1e6, *key)
-        _add_estimates(samples, kind, [(key, part) for part in one.estimates])
+        samples.add(
+            f"zeusd_{kind}_energy_joules_total", (workload.active_uj + workload.idle_uj) / 1e6, *key
+        )
+        _add_estimates(samples, kind, [(key, part) for part in workload.estimates])
     return samples
 
 

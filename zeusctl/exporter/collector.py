@@ -140,9 +140,9 @@ def _counts(samples: Samples, metrics: Metrics) -> None:
         ("refusals", metrics.refusals, ("code",), ()),
     ):
         totals: dict[tuple[str, ...], int] = dict.fromkeys(known, 0)
-        for one in counts:
-            key = tuple(one.labels.get(label, "") for label in labels)
-            totals[key] = totals.get(key, 0) + one.count
+        for count in counts:
+            key = tuple(count.labels.get(label, "") for label in labels)
+            totals[key] = totals.get(key, 0) + count.count
         for key, total in totals.items():
             samples.add(f"zeusd_{name}_total", total, *key)
 
@@ -151,7 +151,7 @@ def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Samples:
     """Every control of every GPU, and those of missing GPUs that are to be restored."""
     samples, now_ns = Samples(LEASES), time.monotonic_ns()
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
-    leased = {(one.gpu, one.control.value): one for one in leases}
+    leased = {(lease.gpu, lease.control.value): lease for lease in leases}
     known = [(uuid, control) for uuid in gpus for control in CONTROLS]
     for uuid, control in dict.fromkeys([*known, *leased]):
         gpu, lease = gpus.get(uuid), leased.get((uuid, control))
@@ -176,32 +176,32 @@ def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Samples:
 def _sources(node: NodeInfo, metrics: Metrics) -> Samples:
     samples = Samples(SOURCES)
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
-    for one in metrics.sources:
-        name, joules = one.source, one.energy_uj / 1e6
+    for source in metrics.sources:
+        name, joules = source.source, source.energy_uj / 1e6
         part, _, number = name.partition(":")
         if name in gpus:
             index = gpus[name].index
             samples.add("zeusd_gpu_energy_joules_total", joules, index, name)
-            for reason, ns in one.limited_ns.items():
+            for reason, ns in source.limited_ns.items():
                 samples.add("zeusd_gpu_limited_seconds_total", ns / 1e9, index, name, reason)
             name = f"gpu:{index}"
         elif part == "module":
             samples.add("zeusd_module_energy_joules_total", joules, number)
-            samples.add("zeusd_module_power_watts", one.power_mw / 1000, number)
+            samples.add("zeusd_module_power_watts", source.power_mw / 1000, number)
         else:
             part = "memory" if part == "dram" else "package"
             samples.add("zeusd_cpu_energy_joules_total", joules, number, part)
-        samples.add("zeusd_sample_lag_seconds", _age_s(one.t_ns, metrics.t_ns), name)
-        samples.add("zeusd_sample_period_seconds", one.tick_ns / 1e9, name)
+        samples.add("zeusd_sample_lag_seconds", _age_s(source.t_ns, metrics.t_ns), name)
+        samples.add("zeusd_sample_period_seconds", source.tick_ns / 1e9, name)
     return samples
 
 
 def _hardware(node: NodeInfo, metrics: Metrics) -> Samples:
     samples, gpus = Samples(OTEL), {gpu.uuid for gpu in node.gpus}
-    for one in metrics.sources:
-        kind = "gpu" if one.source in gpus else one.source.partition(":")[0]
+    for source in metrics.sources:
+        kind = "gpu" if source.source in gpus else source.source.partition(":")[0]
         if kind in ("gpu", "cpu"):
-            samples.add("hw_energy_joules_total", one.energy_uj / 1e6, one.source, kind)
+            samples.add("hw_energy_joules_total", source.energy_uj / 1e6, source.source, kind)
     return samples
 
 
@@ -210,8 +210,10 @@ def _calls(metrics: Metrics) -> Metric:
         "zeusd_nvml_call_seconds", "Duration of driver calls.", labels=("operation",)
     )
     bounds = [*(str(bound_s) for bound_s in CALL_BUCKETS_S), "+Inf"]
-    for one in metrics.calls:
-        calls.add_metric([one.operation], list(zip(bounds, one.buckets, strict=True)), one.seconds)
+    for call in metrics.calls:
+        calls.add_metric(
+            [call.operation], list(zip(bounds, call.buckets, strict=True)), call.seconds
+        )
     return calls
 
 

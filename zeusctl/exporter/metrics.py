@@ -132,7 +132,7 @@ class Samples:
 
     def add(self, name: str, number: float, *labels: object) -> None:
         """Adds a sample, with the values of its labels."""
-        values = ["" if one is None else str(one) for one in labels]
+        values = ["" if label is None else str(label) for label in labels]
         self._families[name].add_metric(values, number)
 
     def __iter__(self) -> Iterator[Metric]:

@@ -238,9 +238,9 @@ class Opener:
 def _load(path: str | None) -> Any:
     paths: Sequence[str] = CANDIDATES if path is None else (path,)
     text = ""
-    for one in paths:
+    for candidate in paths:
         try:
-            return ctypes.CDLL(one)
+            return ctypes.CDLL(candidate)
         except OSError as error:
             if path is not None:
                 text = f"cannot load {path} ({error})"

@@ -29,7 +29,7 @@ class Cap:
         # A maximum cap below this many microwatts is in watts, as on virtualisation hosts.
         self.scale = 1 if high < 100_000 else 1_000_000
         watts = [value // self.scale for value in (cap, low, high, default)]
-        self.mw, self.min_mw, self.max_mw, self.default_mw = (one * 1000 for one in watts)
+        self.mw, self.min_mw, self.max_mw, self.default_mw = (watt * 1000 for watt in watts)
 
     @property
     def limits(self) -> PowerLimitRange:

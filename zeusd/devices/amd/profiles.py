@@ -33,7 +33,11 @@ class Presets:
         found = library.read("get_gpu_power_profile_presets", gpu, 0)
         available = found.number("<Q", layouts.PRESETS)
         self.mask = found.number("<Q", layouts.PRESET)
-        self.offered = [one for one in AMD_PROFILES if one != _CUSTOM and available & _mask_of(one)]
+        self.offered = [
+            profile
+            for profile in AMD_PROFILES
+            if profile != _CUSTOM and available & _mask_of(profile)
+        ]
         number = _CUSTOM + self.mask.bit_length() - 1
         known = self.mask not in (0, _DEFAULT) and number <= MAX_PROFILE
         self.requested = (number,) if known and self.mask == _mask_of(number) else ()

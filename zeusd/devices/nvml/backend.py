@@ -510,10 +510,10 @@ class NvmlBackend(TabledControls):
             raise nvml_error(int(code), call)
         number = count.value if code == Return.SUCCESS else 0
         found = _SAMPLE.iter_unpack(memoryview(samples)[: _SAMPLE.size * number])
-        times = ((t_us * 1000 - epoch_ns, power_mw) for t_us, power_mw in found)
+        timed = ((t_us * 1000 - epoch_ns, power_mw) for t_us, power_mw in found)
         # Times are rounded, so the first sample may be the last one that is known.
         low_ns = since_ns + _APART_NS
-        return [one for one in times if one[0] > low_ns and one[1] < _TOO_MUCH_MW]
+        return [(t_ns, mw) for t_ns, mw in timed if t_ns > low_ns and mw < _TOO_MUCH_MW]
 
     @override
     def temperature_c(self, gpu: Handle) -> int:
@@ -559,9 +559,9 @@ class NvmlBackend(TabledControls):
                 return []
             raise
         return [
-            ProcessUse(int(one.pid), int(one.timeStamp), int(one.smUtil))
-            for one in samples
-            if one.smUtil <= 100  # others were never filled
+            ProcessUse(int(sample.pid), int(sample.timeStamp), int(sample.smUtil))
+            for sample in samples
+            if sample.smUtil <= 100  # others were never filled
         ]
 
     @override
@@ -736,7 +736,7 @@ def _limited(found: Sequence[int | None]) -> tuple[int | None, ...]:
 
 def _layout(types: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct]:
     """Reads fields whose values have these types."""
-    unions = (_UNION[one] if 0 <= one < len(_UNION) else "Q" for one in types)
+    unions = (_UNION[kind] if 0 <= kind < len(_UNION) else "Q" for kind in types)
     return types, struct.Struct("".join(f"24xii{union}" for union in unions))
 
 

@@ -178,15 +178,15 @@ class SimulatedGpu:
     def enforced_profiles(self) -> tuple[int, ...]:
         """Workload power profiles in force: of two that conflict, the one with the lower number."""
         found: list[int] = []
-        for one in self.model.profiles:
-            if one.profile in self.profiles and not set(one.conflicts) & set(found):
-                found.append(one.profile)
+        for profile in self.model.profiles:
+            if profile.profile in self.profiles and not set(profile.conflicts) & set(found):
+                found.append(profile.profile)
         return tuple(found)
 
     @property
     def _in_force(self) -> list[SimulatedProfile]:
         enforced = self.enforced_profiles
-        return [one for one in self.model.profiles if one.profile in enforced]
+        return [profile for profile in self.model.profiles if profile.profile in enforced]
 
     def card_energy_j(self, t_s: float) -> float:
         """True energy of everything that the sensor measures."""
@@ -326,7 +326,8 @@ class SimulatedGpu:
         """Time in which the clocks were limited since the driver was loaded, by reason."""
         counted_s, limiting, since_s = self._limited
         return tuple(
-            round(1e9 * (counted_s[one] + (one in limiting) * (t_s - since_s))) for one in REASONS
+            round(1e9 * (counted_s[reason] + (reason in limiting) * (t_s - since_s)))
+            for reason in REASONS
         )
 
     def _count_limited(self, t_s: float, point: OperatingPoint) -> None:

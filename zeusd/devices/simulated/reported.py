@@ -86,7 +86,9 @@ def _like(gpu: Mapping[str, Any]) -> DeviceModel:
     for model in DEVICES.values():
         if model.name == gpu["name"]:
             return model
-    known = [one for one in DEVICES.values() if one.architecture <= (gpu["architecture"] or 9)]
+    known = [
+        device for device in DEVICES.values() if device.architecture <= (gpu["architecture"] or 9)
+    ]
     return max(known or DEVICES.values(), key=lambda one: one.architecture)
 
 

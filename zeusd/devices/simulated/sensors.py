@@ -115,7 +115,7 @@ class SimulatedSensor:
     def samples(self, now_s: float, since_ns: int) -> list[tuple[int, int]]:
         """The driver's samples after a time: end, ns, and mean power, mW."""
         self.update(now_s)
-        return [one for one in self._samples if one[0] > since_ns]
+        return [sample for sample in self._samples if sample[0] > since_ns]
 
     def _sample(self, now_s: float) -> None:
         """Computes the samples until now."""

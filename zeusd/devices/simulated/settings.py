@@ -96,7 +96,10 @@ class SimulatedSettings(SimulatedDriver):
     @override
     def power_profiles(self, gpu: Handle) -> list[WorkloadProfile]:
         profiles = self._enter(gpu, "power_profiles").model.profiles
-        return [WorkloadProfile(one.profile, one.profile, one.conflicts) for one in profiles]
+        return [
+            WorkloadProfile(profile.profile, profile.profile, profile.conflicts)
+            for profile in profiles
+        ]
 
     def requested_power_profiles(self, gpu: Handle) -> ControlValue:
         """Profiles that any program has requested."""
@@ -109,7 +112,7 @@ class SimulatedSettings(SimulatedDriver):
     def set_power_profiles(self, gpu: Handle, profiles: ControlValue) -> None:
         """Requests exactly these profiles."""
         state = self._profiled(gpu, "set_power_profiles", setter=True)
-        if not set(profiles) <= {one.profile for one in state.model.profiles}:
+        if not set(profiles) <= {profile.profile for profile in state.model.profiles}:
             raise nvml_error(
                 Return.INVALID_ARGUMENT, "nvmlDeviceWorkloadPowerProfileUpdateProfiles"
             )

@@ -32,8 +32,14 @@ def processes(tenants: Sequence[Tenant], memory_bytes: int) -> list[GpuProcess]:
     """The processes that have a context on the GPU."""
     memory = memory_bytes // max(1, len(tenants))
     return [
-        GpuProcess(one.pid, memory, True, one.gpu_instance, None if one.gpu_instance is None else 0)
-        for one in sorted(tenants)
+        GpuProcess(
+            tenant.pid,
+            memory,
+            True,
+            tenant.gpu_instance,
+            None if tenant.gpu_instance is None else 0,
+        )
+        for tenant in sorted(tenants)
     ]
 
 
@@ -44,10 +50,10 @@ def process_uses(
     if spec.mig:
         raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceGetProcessUtilization")
     found = []
-    for one in tenants:
-        t_us = now_us - (now_us + 37_000 * one.pid) % SAMPLE_US
-        if busy and one.sm_percent and t_us > since_us:
-            found.append(ProcessUse(one.pid, t_us, one.sm_percent))
+    for tenant in tenants:
+        t_us = now_us - (now_us + 37_000 * tenant.pid) % SAMPLE_US
+        if busy and tenant.sm_percent and t_us > since_us:
+            found.append(ProcessUse(tenant.pid, t_us, tenant.sm_percent))
     return found
 
 
@@ -57,7 +63,7 @@ def mig_instances(
     """The MIG instances of a GPU, each with one compute instance."""
     found = []
     for number, slices in enumerate(spec.mig, 1):
-        used = sum(one.sm_percent for one in tenants if one.gpu_instance == number)
+        used = sum(tenant.sm_percent for tenant in tenants if tenant.gpu_instance == number)
         measured = measure and spec.model.architecture >= GPM_ARCHITECTURE
         percent = float(min(100, used) if busy else 0) if measured else None
         name = f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{spec.uuid}:{number}')}"
