@@ -163,5 +163,5 @@ def simulate(
     click.echo(f"{CLUSTERS[cluster]}; 512 GPUs, 85 % busy; mean of {mixes} mixes of jobs")
     click.echo("BUDGET  " + "".join(f"{name.upper():<15}" for name in compared).rstrip())
     for share, results in found.items():
-        cells = [_cell(one, latency=latency > 0) for one in results.values()]
+        cells = [_cell(result, latency=latency > 0) for result in results.values()]
         click.echo(f"{f'{100 * share:g} %':<8}" + "".join(f"{cell:<15}" for cell in cells).rstrip())
