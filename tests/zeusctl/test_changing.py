@@ -29,7 +29,7 @@ from tests.support import (
     wait_for,
 )
 from tests.zeusctl.conftest import Ctl, as_nobody_says, spawn
-from zeus.optimizer.power_limit.profile import load
+from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus_ipc.errors import LeaseExpired
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import CommandError, Exit
@@ -564,7 +564,7 @@ def test_a_picture_of_a_profile(ctl: Ctl, tmp_path: Path) -> None:
     words = {"250 W", "250 W, 1200 MHz", "175 W", "100 W", "energy saved per step (%)"}
     words |= {"time per step against 250 W (%)"}
     assert words <= set(_words(svg.read_text()))
-    for one in load(profile).estimates():  # what the file does not say
+    for one in ProfileFile(profile).load(profile).estimates():  # what the file does not say
         assert math.isnan(one.time_error)
         assert math.isnan(one.energy_error)
     profile.write_text("{}")
