@@ -270,6 +270,11 @@ class ControlSpec:
         return self.normal(found)
 
 
+# Why the table is as it is. NVML does not report locked clocks: a restore cannot ask what they are,
+# so it writes, and unlocks them if its target is refused. The range of a power limit may shrink, as
+# with another driver: the nearest value is better than none. Persistence mode concerns all users of
+# the GPU, so a site has to allow it. A power profile affects limits and clocks, and no vendor says
+# which of the two applies: they are leased together only on request.
 SPECS: dict[Control, ControlSpec] = {
     spec.control: spec
     for spec in (

@@ -52,6 +52,9 @@ class Wake:
         os.close(fd)
 
 
+# Not asyncio: nothing here awaits. Callbacks run to their end, in an order that `server.fairness`
+# decides by what it reads; a stream of asyncio reads what a client sends before anyone has decided.
+# Of the loop itself, readers and timers would be left, which are these few functions.
 class Reactor:
     """Waits for file descriptors, calls posted by other threads, and timers."""
 

@@ -24,6 +24,10 @@ LATE_NS, LATE_PERIODS = 2_000_000_000, 10
 """A source whose newest sample is older than this time and so many update periods is overdue."""
 
 
+# One thread for all devices, as a reading is one short call and every further thread competes
+# with zeusd's loop for the interpreter. But a driver may hold a call for long: `_busy` says which
+# source is being read and since when, and a second thread then takes over the others, so that one
+# hung GPU costs its own samples only. A thread that is left behind ends when its call returns.
 class Sampler:
     """Reads each source when it is due."""
 
