@@ -5,6 +5,7 @@ what it is made of.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,14 @@ def test_a_shipped_report_says_what_it_is_of(path: Path) -> None:
     assert f"({_name(path)})" in index
 
 
-def test_every_product_of_the_table_is_listed_with_its_proof() -> None:
+def test_a_product_is_listed_with_its_proof_and_all_others_as_never_seen() -> None:
     index = (HARDWARE / "index.md").read_text()
-    assert [model.name for model in DEVICES.values() if f"| {model.name} |" not in index] == []
+    proofs = dict(re.findall(r"^\| (.+) \| (measured|stand-in) \|$", index, re.MULTILINE))
+    assert proofs.keys() <= {model.name for model in DEVICES.values()}
+    measured = [read(path.read_text()) for path in SHIPPED if _name(path).startswith("measured/")]
+    names = {report.gpus[0].name for report in measured}
+    assert {name for name, proof in proofs.items() if proof == "measured"} == names
+    assert "All other [simulated products]" in index
     assert "reference/hardware/" in (ROOT / "docs" / "explain" / "limits.md").read_text()
 
 
