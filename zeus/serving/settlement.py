@@ -237,7 +237,7 @@ class Requests:
 
     def names(self) -> list[str]:
         """All requests that have not ended."""
-        return list(self._number)
+        return [name for name in self._number if name != DUMMY]
 
     def end(self, name: str) -> int | None:
         """Handles the end of a request: from now on, its name is that of another one. Returns its

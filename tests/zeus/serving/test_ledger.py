@@ -248,7 +248,10 @@ def test_dummy_steps_and_start_up_are_idle_and_shown():
         if n >= 10:
             one = ([], [], [], []) if n < 30 else (["a"], [False], [1], [10])
             ledger.step(EngineStep("0", n, n * TICK_NS, n * TICK_NS + TICK_NS, *one))
+    restarted = EngineStep("0", 1, 50 * TICK_NS, 51 * TICK_NS, ["b"], [False], [1], [10])
+    ledger.step(restarted)
 
+    assert [row.request for row in ledger.advance(60 * TICK_NS)] == ["a"]
     totals = ledger.settle().totals
 
     assert totals.measured_j == pytest.approx(300.0)
