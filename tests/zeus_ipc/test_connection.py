@@ -173,7 +173,7 @@ def test_idle_connections_are_closed_but_one(path: str, monkeypatch: pytest.Monk
 
 def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None:
     threads, asked = 4, 200
-    begun: list[int] = []
+    together = threading.Barrier(threads)
 
     def serve() -> None:
         open_ = 0
@@ -189,14 +189,11 @@ def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None
     def one(stream: socket.socket) -> None:
         with stream, contextlib.suppress(ConnectionError):
             shake(stream)
-            request = next_request(stream)
-            wait_for(lambda: len(begun) == threads, "all to ask")
             while True:
-                answer(stream, request)
-                request = next_request(stream)
+                answer(stream, next_request(stream))
 
     def ask() -> int:
-        begun.append(threading.get_ident())
+        together.wait(20)
         for number in range(asked):
             assert "result" in transport.request({"op": "state"}, 20.0)
             if not ended:
