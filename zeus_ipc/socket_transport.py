@@ -212,7 +212,12 @@ class SocketTransport(Transport):
         mine: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._waiters.append(mine)
         with contextlib.suppress(IndexError):  # it may have come before that
-            mine.put(self._idle.pop())
+            came = self._idle.pop()
+            try:
+                self._waiters.remove(mine)
+            except ValueError:  # another comes, too
+                self._put(mine.get())
+            return came
         wait_ns = min(self._open_after_ns, until_ns) - time.monotonic_ns()
         try:
             return mine.get(timeout=max(0, wait_ns) / 1e9)

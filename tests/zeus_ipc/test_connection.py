@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,6 +218,22 @@ def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None
         accepting.result()
         transport.close()
     assert min(most.values()) > asked // 20, f"one waited while others asked again: {most}"
+
+
+def test_a_connection_that_comes_when_one_begins_to_wait_is_not_lost(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where zeusd allows no other, all later requests would wait for it in vain."""
+    only: Any = SimpleNamespace(used_ns=0, close=lambda: None)
+    with transport_to(path) as transport:
+        used = iter([only])
+        monkeypatch.setattr(
+            transport, "_open", lambda until_ns: [transport._put(one) for one in used][1:] or None
+        )
+        for _ in range(2):
+            until_ns = time.monotonic_ns() + 2_000_000_000
+            assert transport._take(until_ns, 2.0) is only
+            transport._put(only)
 
 
 def test_a_late_reply_is_not_taken_for_that_of_the_next_request(path: str) -> None:
