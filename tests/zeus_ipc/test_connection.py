@@ -174,7 +174,7 @@ def test_idle_connections_are_closed_but_one(path: str, monkeypatch: pytest.Monk
 
 def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None:
     threads, asked = 4, 200
-    together = threading.Barrier(threads)
+    begun: list[int] = []
 
     def serve() -> None:
         open_ = 0
@@ -190,11 +190,14 @@ def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None
     def one(stream: socket.socket) -> None:
         with stream, contextlib.suppress(ConnectionError):
             shake(stream)
+            request = next_request(stream)
+            wait_for(lambda: len(begun) == threads, "all to ask")
             while True:
-                answer(stream, next_request(stream))
+                answer(stream, request)
+                request = next_request(stream)
 
     def ask() -> int:
-        together.wait(20)
+        begun.append(threading.get_ident())
         for number in range(asked):
             assert "result" in transport.request({"op": "state"}, 20.0)
             if not ended:
