@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from zeus_ipc.controls import MAX_MHZ
-from zeusd.energy.probed.report import EstimatedPoint, Estimates
+from zeusd.energy.probed.report import DriverEstimates, EstimatedPoint
 
 _OBSERVES, _PREDICTS = 0, 1
 """Types of controllers: one observes the work, and estimates it at other clocks of the memory; the
@@ -18,7 +18,7 @@ _MAX_MW = 20_000_000
 """More than any GPU draws."""
 
 
-def estimates_of(filled: Any) -> Estimates:
+def estimates_of(filled: Any) -> DriverEstimates:
     """Reads nvidia-ml-py's structure, which has room for 13 samples: the last of each controller.
 
     What is not marked as valid, or in no plausible range, is left out.
@@ -45,7 +45,7 @@ def estimates_of(filled: Any) -> Estimates:
                 found["headroom_w"] = headroom_mw / 1000 if headroom_mw <= _MAX_MW else None
                 points = data.estimatedMetrics[: data.numVfPoints]
                 predicted = [*filter(None, (_point(p.freqkHz[0], p.estTgpPwrmW) for p in points))]
-    return Estimates(**found, points=[*observed, *predicted])
+    return DriverEstimates(**found, points=[*observed, *predicted])
 
 
 def _rails(found: Iterable[Any]) -> Iterator[EstimatedPoint]:

@@ -15,7 +15,7 @@ from zeusctl.probe.estimates import estimates_of
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import driver_text
-from zeusd.energy.probed.report import Estimates
+from zeusd.energy.probed.report import DriverEstimates
 
 _GPU, _MODULE, _MEMORY = 0, 1, 2
 """Power scopes of nvml.h."""
@@ -111,7 +111,7 @@ class NvmlGpu(BackendGpu):
         """A member of a structure that identifies something."""
         return Question(of[0], lambda: then(self._structure(*of)(member)))
 
-    def _samples(self) -> Estimates:
+    def _samples(self) -> DriverEstimates:
         """The driver's estimates of power and speed at other clocks."""
         import pynvml
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from zeus_ipc.text import count, table
 from zeusd.energy.probed.compare import compare, model_of
 from zeusd.energy.probed.period import UpdatePeriod
-from zeusd.energy.probed.report import EstimatedPoint, Estimates, ProbedGpu, ProbeReport
+from zeusd.energy.probed.report import DriverEstimates, EstimatedPoint, ProbedGpu, ProbeReport
 
 _LATENCIES = (
     *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),
@@ -131,7 +131,7 @@ def _place(gpu: ProbedGpu) -> Iterator[str]:
         yield f"  the driver's own {', '.join(_estimated(gpu.estimates))}"
 
 
-def _estimated(found: Estimates) -> Iterator[str]:
+def _estimated(found: DriverEstimates) -> Iterator[str]:
     points = sorted(found.points, key=lambda one: one.gpu_mhz)
     yield f"{count(len(points), 'estimate')} in {count(found.samples, 'sample')}"
     if points:

@@ -21,7 +21,7 @@ from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.energy.probed.compare import compare
-from zeusd.energy.probed.report import EstimatedPoint, Estimates
+from zeusd.energy.probed.report import DriverEstimates, EstimatedPoint
 
 SHORT = ProbeTiming(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
 
@@ -243,7 +243,7 @@ def test_what_is_no_estimate_is_not_reported_as_one() -> None:
         for sample in filled.samples:
             sample.controllerData[0].controllerType = type_
         found = estimates_of(filled)
-        assert found == Estimates(samples=2**32 - 1, points=[])
+        assert found == DriverEstimates(samples=2**32 - 1, points=[])
 
 
 def test_a_report_reads_back_as_what_it_was(

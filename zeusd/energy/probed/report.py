@@ -117,7 +117,7 @@ class EstimatedPoint:
 
 
 @dataclass(frozen=True)
-class Estimates:
+class DriverEstimates:
     """What the driver itself estimates, from its newest samples of the GPU's work."""
 
     samples: int
@@ -236,7 +236,7 @@ class ProbedGpu:
     doubts: list[Doubt] = field(default_factory=list)
     place: dict[str, dict[str, int]] = field(default_factory=dict)
     """Answers of `platform` and `fabric`, where the driver has them."""
-    estimates: Estimates | None = None
+    estimates: DriverEstimates | None = None
     identity: ProbedIdentity | None = None
 
     @property
