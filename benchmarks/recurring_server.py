@@ -23,10 +23,11 @@ import httpx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import insert, update
 
 from zeus.optimizer.batch_size.common import JobSpecFromClient, TrainingResult
-from zeus.optimizer.batch_size.rows import insert
 from zeus.optimizer.batch_size.store import Store
+from zeus.optimizer.batch_size.tables import jobs, trials
 
 
 def spec(name: str, sizes: list[int]) -> JobSpecFromClient:
@@ -70,9 +71,8 @@ def decisions(sizes: int, before: int, count: int = 100) -> np.ndarray:
             rows.append(row)
 
         def fill(connection: Any) -> None:
-            for row in rows:
-                insert(connection, "trials", row)
-            connection.execute("UPDATE jobs SET trials = ?, changes = ?", (before, before + 1))
+            connection.execute(insert(trials), rows)
+            connection.execute(update(jobs).values(trials=before, changes=before + 1))
 
         if rows:
             store._database.write(fill)

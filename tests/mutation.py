@@ -213,7 +213,7 @@ PRELOADED = (
     # What pytest's plugins import, and the plugins themselves must not be: pytest rewrites them.
     *("pytest", "hypothesis", "pdb", "xml.etree.ElementTree"),
     *("pydantic.type_adapter", "zmq", "msgpack", "click", "pynvml", "grpc", "kubernetes.config"),
-    *("fastapi.testclient", "prometheus_client", "httpx"),
+    *("fastapi.testclient", "sqlalchemy.orm", "prometheus_client", "httpx"),
     # The models of the protocol take longest. A rule in one of these would stay in force, and its
     # entry fail.
     *("zeus_ipc.operations", "zeus_ipc.client"),

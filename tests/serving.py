@@ -20,7 +20,7 @@ def environment(prefix: str, settings: Mapping[str, str] | None = None) -> dict[
 
 IMPORTED = (
     *("uvicorn", "uvicorn.protocols.http.auto", "uvicorn.lifespan.on", "httpx"),
-    *("fastapi.responses", "prometheus_client"),
+    *("fastapi.responses", "prometheus_client", "sqlalchemy.orm", "psycopg"),
     "zeus.optimizer.batch_size.server.views",
     "zeus.optimizer.batch_size.store",
     "zeus.optimizer.pipeline_frequency.server.job_manager",

@@ -106,6 +106,11 @@ spec = JobSpecFromClient(
 store.register(spec)
 assert store.begin_trial(spec.job_id, "run").batch_size == 32
 """,
+    "postgresql": """
+import psycopg
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.optimizer.batch_size.store import Store
+""",
     "serving": """
 from click.testing import CliRunner
 from zeus.serving import Ledger

@@ -226,7 +226,7 @@ class Machine:
             mask = units / path.name
             if not os.path.lexists(mask):
                 mask.symlink_to("/dev/null")
-        for name in ("apt-daily.timer", "apt-daily-upgrade.timer"):
+        for name in ("postgresql.service", "apt-daily.timer", "apt-daily-upgrade.timer"):
             mask = units / name
             if not os.path.lexists(mask):
                 mask.symlink_to("/dev/null")

@@ -72,9 +72,9 @@ def main() -> None:
 
 _DATABASE = click.option(
     "--db",
-    metavar="PATH",
+    metavar="PATH|URL",
     envvar="ZEUS_BSO_DATABASE_URL",
-    help="SQLite file.  [default: bso.db]",
+    help="SQLite file, or postgresql://user@host/name.  [default: bso.db]",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -112,14 +112,14 @@ def _opened(
         with closing(HttpTrials(server, token)) as trials:
             yield trials
         return
-    from zeus.optimizer.batch_size.database import path_of
+    from zeus.optimizer.batch_size.database import url_of
     from zeus.optimizer.batch_size.store import Store
 
     name = database or "bso.db"
-    file = path_of(name)
-    if not create and not Path(file).is_file():
+    file = url_of(name)
+    if not create and file.drivername == "sqlite" and not Path(file.database or "").is_file():
         raise ZeusBSORuntimeError(
-            f"there is no database {file}; name it with --db, or a server with --server",
+            f"there is no database {file.database}; name it with --db, or a server with --server",
         )
     with closing(Store(name)) as store:
         yield store
@@ -161,7 +161,9 @@ def serve(
 
     Further settings are environment variables, such as ZEUS_BSO_TOKEN.
     """
-    options = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
+    options: dict[str, object] = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
+    if "ZEUS_BSO_WORKERS" not in os.environ:
+        options["WORKERS"] = workers
     given = {f"ZEUS_BSO_{name}": str(of) for name, of in options.items() if of is not None}
     import uvicorn
 

@@ -1,202 +1,273 @@
-"""The SQLite file under the store, and its tables. A transaction that writes locks the file, so any
-number of processes of a machine may share it.
+"""The database under the store: SQLite in a file, or PostgreSQL by URL.
+
+A transaction that writes locks the database (SQLite) or its job's row (PostgreSQL), so any number
+of processes may share one. It is retried after a serialization failure or a short outage; the
+function must tolerate that.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import sqlite3
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import Field, fields
+import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
-from zeus.optimizer.batch_size.trials import Trial
-from zeus.utils.http import retrying
+from zeus.optimizer.batch_size.tables import VERSION, metadata, versions
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
-"""Of the tables below."""
+_PUBLIC = "the database cannot be used now; the server's log says why. Try again later"
+SHARE = 0.75
+"""Share of PostgreSQL's connections that the server uses, all workers together."""
 
 BUSY_S = 30.0
 """How long a transaction waits for others."""
 
-_PUBLIC = "the database cannot be used now; the server's log says why. Try again later"
+_ATTEMPTS = 6
+CREATE_LOCK = 0x7A657573  # any number; held while the tables of a PostgreSQL database are created
+_AGAIN = ("40001", "40P01", "23505")
+"""PostgreSQL's codes for conflicts with other transactions. The last: two have created the same
+job; the retry finds it."""
 
 T = TypeVar("T")
 
-_TYPES = {"int": "INTEGER", "float": "REAL", "bool": "INTEGER", "Status": "TEXT"}
 
-
-def _column(field: Field[Any]) -> str:
-    kind, _, optional = str(field.type).partition(" | ")
-    return f"{field.name} {_TYPES[kind]}{'' if optional else ' NOT NULL'}"
-
-
-_TABLES = (
-    # `spec` is JSON of CreatedJob; `seed` is an integer of any size; `trials` is the highest number
-    # of one, `changes` counts theirs but for heartbeats; `family` is the same job on other GPUs;
-    # `knowledge`, JSON of Knowledge, is what was known of it there at registration.
-    """CREATE TABLE jobs (job_id TEXT PRIMARY KEY, spec TEXT NOT NULL, seed TEXT NOT NULL,
-    created_s REAL NOT NULL, trials INTEGER NOT NULL, changes INTEGER NOT NULL,
-    released INTEGER NOT NULL, family TEXT, knowledge TEXT)""",
-    "CREATE INDEX jobs_family ON jobs (family)",
-    # A repeated request has the same `key`, and gets the same trial.
-    f"""CREATE TABLE trials (job_id TEXT NOT NULL REFERENCES jobs ON DELETE CASCADE,
-    key TEXT NOT NULL, {", ".join(map(_column, fields(Trial)))},
-    PRIMARY KEY (job_id, number), UNIQUE (job_id, key))""",
-    "CREATE INDEX trials_job_id_end_order ON trials (job_id, end_order)",
-    "CREATE INDEX trials_job_id_status ON trials (job_id, status)",
-    # Of each restore from a backup: numbers of later trials are above it.
-    "CREATE TABLE generations (number INTEGER PRIMARY KEY)",
-    f"PRAGMA user_version = {VERSION}",
-)
-
-
-def path_of(name: str | Path) -> str:
-    """The file of a database.
+def url_of(url_or_path: str | Path) -> URL:
+    """The URL of a database, with the driver that is used.
 
     Args:
-        name: A path, or a URL: `sqlite:///bso.db`.
+        url_or_path: `postgresql://user@host/database`, `sqlite:///bso.db`, or a file's path.
 
     Raises:
         ZeusBSOConfigError: It is neither.
     """
-    kind, is_url, path = str(name).partition("://")
-    if not is_url:
-        path = kind
-    elif kind.partition("+")[0] == "sqlite":  # ml-energy/zeus names a driver after the +
-        path = path.removeprefix("/")
-    else:
-        path = ""
-    if path in ("", ":memory:"):
+    given = str(url_or_path)
+    if "://" not in given:
+        return URL.create("sqlite", database=given)
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):
         raise ZeusBSOConfigError(
-            f"the database {kind!r} is not supported; use SQLite: name a file, such as bso.db or "
-            "sqlite:///bso.db"
-        )
-    return path
+            "the database's URL cannot be read; write it as postgresql://user:password@host/name "
+            "or sqlite:///bso.db"
+        ) from None
+    # ml-energy/zeus names drivers for asyncio here.
+    kind = url.drivername.partition("+")[0]
+    if kind == "sqlite":
+        return url.set(drivername="sqlite")
+    if kind in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    raise ZeusBSOConfigError(
+        f"{kind} databases are not supported; use SQLite (sqlite:///bso.db) or PostgreSQL "
+        "(postgresql://user@host/name)"
+    )
 
 
 class Database:
-    """An open database with its tables in place. Safe for use by several threads.
+    """An open database with its tables in place.
 
     Args:
         echo: Whether statements are logged.
+        workers: Number of processes that share PostgreSQL's connections.
 
     Raises:
-        ZeusBSOConfigError: It is not the name of a SQLite file.
+        ZeusBSOConfigError: The URL is wrong, or its driver is missing.
         ZeusBSORuntimeError: It cannot be used, or another release or program has written it.
-
-    Attributes:
-        path: Its file.
     """
 
-    def __init__(self, name: str | Path, *, echo: bool = False) -> None:
-        self.path = path_of(name)
-        self._file = Path(self.path).absolute()  # though the program may change its folder
-        self._echo = echo
-        self._idle: deque[sqlite3.Connection] = deque()
-        folder = Path(self.path).parent
-        if not folder.is_dir():
-            raise ZeusBSORuntimeError(
-                f"the database {self.path} cannot be used: there is no folder {folder}; make it, "
-                "or name another file",
-                503,
-            )
+    def __init__(self, url_or_path: str | Path, *, echo: bool = False, workers: int = 1) -> None:
+        self.url = url_of(url_or_path)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if self.is_sqlite and self.url.database in (None, "", ":memory:"):
+            raise ZeusBSOConfigError("name a file for the SQLite database, such as bso.db")
         try:
-            # SQLite does not wait where two processes begin at once.
-            retrying(lambda error: "locked" in str(error), (0.05, 1.0), BUSY_S)(self._write_ahead)
-            if self.read(_version) != VERSION:
-                self.write(_create)
+            self._engine = (
+                _sqlite(self.url, echo) if self.is_sqlite else _postgresql(self.url, echo, 1)
+            )
+        except NoSuchModuleError:
+            raise ZeusBSOConfigError(f"{self.url.drivername} is not a known database") from None
+        except ModuleNotFoundError as error:
+            raise ZeusBSOConfigError(
+                f"PostgreSQL needs {error.name}: pip install 'zeusd[postgresql]'"
+            ) from None
+        try:
+            if self.is_sqlite:
+                self._attempt(self._write_ahead)
+            else:
+                allowed = self._attempt(lambda: self._connected(False, _connections))
+                self._engine.dispose()
+                self._engine = _postgresql(
+                    self.url, echo, max(1, int(SHARE * allowed) // max(1, workers))
+                )
+            if self._attempt(lambda: self._connected(False, _version)) != VERSION:
+                self._attempt(lambda: self._connected(True, _create))
         except BaseException:
             self.close()
             raise
 
-    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    @property
+    def name(self) -> str:
+        """Which it is, without its password."""
+        if self.is_sqlite:
+            return str(self.url.database)
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
         """What `work` returns, which sees one state of the database and changes nothing.
 
         Raises:
             ZeusBSORuntimeError: The database cannot be used (503).
         """
-        return self._transaction("BEGIN", work)
+        return self._attempt(lambda: self._connected(False, work))
 
-    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` returns, which changes all or nothing.
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, which changes all or nothing. It may be run more than once.
 
         Raises:
             ZeusBSORuntimeError: The database cannot be used (503), or a value is refused (422).
         """
-        # Locked from the start: a reader that becomes a writer would not wait for others but fail.
-        return self._transaction("BEGIN IMMEDIATE", work)
+        return self._attempt(lambda: self._connected(True, work))
 
     def close(self) -> None:
         """Closes connections that nobody uses."""
-        while self._idle:
-            self._idle.pop().close()
+        self._engine.dispose()
 
-    def _transaction(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        with self._connected() as connection:
-            connection.execute(begin)
-            with connection:
+    def _connected(self, writes: bool, work: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            if self.is_sqlite:
+                connection = connection.execution_options(writes=writes)
+            elif not writes:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
                 return work(connection)
+
+    def _attempt(self, work: Callable[[], T]) -> T:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return work()
+            except (OverflowError, DataError):
+                raise ZeusBSORuntimeError(
+                    "a number is larger than the database can keep", 422
+                ) from None
+            except (DBAPIError, sqlite3.Error, PoolTimeout) as error:
+                cause = error.orig if isinstance(error, DBAPIError) else error
+                if attempt >= _ATTEMPTS or not self._may_pass(error, cause):
+                    raise ZeusBSORuntimeError(
+                        f"the database {self.name} cannot be used: {' '.join(str(cause).split())}",
+                        503,
+                        _PUBLIC,
+                    ) from None
+                logger.debug("attempt %d failed: %s", attempt, cause)
+                time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
+
+    def _may_pass(self, error: Exception, cause: BaseException | None) -> bool:
+        if self.is_sqlite:
+            return "locked" in str(cause)
+        gone = isinstance(error, DBAPIError) and error.connection_invalidated
+        return gone or getattr(cause, "sqlstate", "") in _AGAIN
 
     def _write_ahead(self) -> None:
         # With it, who reads and who writes do not wait for each other. It stays with the file.
-        with self._connected() as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
+        with closing(self._engine.raw_connection()) as connection:
+            connection.cursor().execute("PRAGMA journal_mode=WAL")
 
-    @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        try:
-            connection = self._idle.pop() if self._idle else self._connect()
-            try:
-                yield connection
-            finally:
-                self._idle.append(connection)
-        except OverflowError:
-            raise ZeusBSORuntimeError(
-                "a number is larger than the database can keep", 422
-            ) from None
-        except sqlite3.Error as error:
-            said = f"the database {self.path} cannot be used: {error}"
-            raise ZeusBSORuntimeError(said, 503, _PUBLIC) from None
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._file, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+def _sqlite(url: URL, echo: bool) -> Engine:
+    assert url.database is not None
+    folder = Path(url.database).parent
+    if not folder.is_dir():
+        raise ZeusBSORuntimeError(
+            f"the database {url.database} cannot be used: there is no folder {folder}; make it, or "
+            "name another file",
+            503,
         )
-        connection.row_factory = sqlite3.Row
+    engine = create_engine(
+        url, echo=echo, connect_args={"timeout": BUSY_S}, pool_timeout=BUSY_S, max_overflow=30
+    )
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        # Python's driver would begin transactions of its own.
+        connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys=ON")
         # A trial's number is never given twice, not even when the machine falls.
         connection.execute("PRAGMA synchronous=FULL")
-        if self._echo:
-            connection.set_trace_callback(logger.info)
-        return connection
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A reader that becomes a writer would not wait for others but fail.
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version
+def _postgresql(url: URL, echo: bool, connections: int) -> Engine:
+    # Who finds none free waits here: PostgreSQL would refuse one too many.
+    return create_engine(
+        url,
+        echo=echo,
+        pool_pre_ping=True,
+        pool_timeout=BUSY_S,
+        pool_size=connections,
+        max_overflow=0,
+        connect_args={"connect_timeout": 10},
+    )
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def _connections(connection: Connection) -> int:
+    """Connections available to users other than superusers."""
+    names = ("max_connections", "superuser_reserved_connections")
+    most, reserved = (int(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names)
+    return most - reserved
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(versions.name):
+        return None
+    return connection.execute(select(versions.c.version_num)).scalar()
+
+
+def _create(connection: Connection) -> None:
     """Creates the tables; of several processes that start, one does it.
 
     Raises:
-        ZeusBSORuntimeError: Another release, or another program, wrote the file (503).
+        ZeusBSORuntimeError: Another release, or another program, wrote the database (503).
     """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CREATE_LOCK})
     found = _version(connection)
     if found == VERSION:
         return
-    if found or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+    # A database of PostgreSQL may have others' tables, such as those of its extensions.
+    elsewhere = connection.dialect.name == "sqlite" and inspect(connection).get_table_names()
+    if found is not None or elsewhere:
         raise ZeusBSORuntimeError(
-            f"the database was written by another release (tables {found}, here {VERSION}), or by "
-            "another program; upgrade zeusd, or name another database",
+            f"the database was written by another release (tables {found or 'unknown'}, here "
+            f"{VERSION}), or by another program; upgrade zeusd, or name another database",
             503,
         )
-    for statement in _TABLES:
-        connection.execute(statement)
+    metadata.create_all(connection)
+    connection.execute(insert(versions).values(version_num=VERSION))

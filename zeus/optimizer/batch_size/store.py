@@ -5,12 +5,13 @@
     trial = store.begin_trial(spec.job_id, key)
 
 `trials` and `choosing` decide; this module reads their input and writes their result, in one
-transaction that locks the database. So any number of threads and processes of a machine may share
-it, and a killed process leaves no partial changes.
+transaction that locks the job. So any number of threads, processes and, with PostgreSQL, machines
+may share a database, and a killed process leaves no partial changes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import secrets
@@ -19,11 +20,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Any, Literal
+
+try:
+    from sqlalchemy import Connection, delete, func, insert, select, update
+except ImportError:
+    raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
 from pydantic import ValidationError
 
+from zeus.optimizer.batch_size.cache import MOST_JOBS, KnownJob
 from zeus.optimizer.batch_size.choosing import Known, policy_of
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
@@ -39,14 +45,11 @@ from zeus.optimizer.batch_size.common import (
 from zeus.optimizer.batch_size.database import Database, T
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.rows import (
-    MOST_JOBS,
-    KnownJob,
     Writing,
     add_job,
     find_job,
     find_trial,
     generation_of,
-    insert,
     job_of,
     no_job,
     summed,
@@ -54,6 +57,7 @@ from zeus.optimizer.batch_size.rows import (
     trials_of,
 )
 from zeus.optimizer.batch_size.server import views
+from zeus.optimizer.batch_size.tables import generations, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy.knowledge import Knowledge, by_nearness, nearest
 from zeus_ipc.overriding import override
@@ -71,33 +75,35 @@ class Store(Trials):
     """The trials of jobs, in a database. Safe for use by several threads and processes.
 
     Args:
-        database: A SQLite file's path, or its URL: `sqlite:///...`.
+        url_or_path: A SQLite file's path, or a URL: `postgresql://...`, `sqlite:///...`.
         lease_s: A trial is lost after this time without a message, s; None for never.
         clock: Returns the time, s since 1970.
         echo: Whether SQL statements are logged.
+        workers: Number of processes that share PostgreSQL's connections.
 
     Raises:
-        ZeusBSOConfigError: It is not the name of a SQLite file.
+        ZeusBSOConfigError: The URL is wrong.
         ZeusBSORuntimeError: The database cannot be used.
     """
 
     def __init__(
         self,
-        database: str | Path,
+        url_or_path: str | Path,
         *,
         lease_s: float | None = LEASE_S,
         clock: Callable[[], float] = time.time,
         echo: bool = False,
+        workers: int = 1,
     ) -> None:
-        self._database = Database(database, echo=echo)
+        self._database = Database(url_or_path, echo=echo, workers=workers)
         self._lease_s = lease_s
         self._clock = clock
         self._known = lru_cache(MOST_JOBS)(KnownJob)
 
     @property
     def name(self) -> str:
-        """The database's file."""
-        return self._database.path
+        """The database's path or URL, without its password."""
+        return self._database.name
 
     # ------------------------------------------------------------------------ what jobs ask
 
@@ -115,7 +121,7 @@ class Store(Trials):
         known = self._of_family(created)
 
         def work(connection: Connection) -> tuple[CreatedJob, bool] | None:
-            found = find_job(connection, created.job_id)
+            found = find_job(connection, created.job_id, lock=True)
             if found is not None:
                 if _named(connection, asked) != created:
                     return None  # it was meanwhile registered on other GPUs
@@ -134,14 +140,17 @@ class Store(Trials):
         if not 1 <= len(key) <= _KEY:
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
         lease = self._lease_s if lease_s == "usual" else lease_s
-        given = "SELECT * FROM trials WHERE job_id = ? AND key = ?"
+        given = (trials.c.job_id == job_id) & (trials.c.key == key)
         known = self._known(job_id)
         with known.locked():
+            attempts = itertools.count()
 
             def work(connection: Connection) -> NewTrial | ZeusBSORuntimeError:
+                if next(attempts):
+                    known.forget()  # it may have what a failed transaction would have written
                 writing = self._open(connection, job_id)
                 job, now_s = writing.job, writing.now_s
-                row = connection.execute(given, (job_id, key)).fetchone()
+                row = connection.execute(select(trials).where(given)).one_or_none()
                 if row is not None:
                     # A repeated request keeps the trial alive.
                     again = alive(trial_of(row), now_s)
@@ -202,7 +211,7 @@ class Store(Trials):
         ends = sorted(found, key=lambda one: (one.ended_s or math.inf, one.number))
 
         def work(connection: Connection) -> bool:
-            if find_job(connection, spec.job_id) is not None:
+            if find_job(connection, spec.job_id, lock=True) is not None:
                 return False
             now_s = self._clock()
             last = max((one.number for one in found), default=generation_of(connection))
@@ -228,7 +237,7 @@ class Store(Trials):
 
         def work(connection: Connection) -> None:
             self._open(connection, job_id)
-            connection.execute("DELETE FROM jobs WHERE job_id = ?", (job_id,))
+            connection.execute(delete(jobs).where(jobs.c.job_id == job_id))
 
         self._database.write(work)
 
@@ -242,8 +251,9 @@ class Store(Trials):
 
         def work(connection: Connection) -> int:
             number = max(int(1000 * self._clock()), generation_of(connection) + 1)
-            insert(connection, "generations", {"number": number})
-            connection.execute("UPDATE jobs SET trials = max(trials, ?)", (number,))
+            connection.execute(insert(generations).values(number=number))
+            below = jobs.c.trials < number
+            connection.execute(update(jobs).where(below).values(trials=number))
             return number
 
         return self._database.write(work)
@@ -299,8 +309,11 @@ class Store(Trials):
 
     def count(self) -> int:
         """The number of jobs: a check that the database can be read."""
-        count = "SELECT count(*) FROM jobs"
-        return int(self._database.read(lambda connection: connection.execute(count).fetchone()[0]))
+
+        def work(connection: Connection) -> int:
+            return connection.execute(select(func.count()).select_from(jobs)).scalar_one()
+
+        return self._database.read(work)
 
     # --------------------------------------------------------------------------------- inside
 
@@ -309,10 +322,10 @@ class Store(Trials):
         GPU model, the same power limits, the most trials."""
         if spec.family is None:
             return None
-        query = "SELECT * FROM jobs WHERE family = ? AND job_id != ? ORDER BY trials DESC, job_id"
-        values = spec.family, spec.job_id
-        rows = self._database.read(lambda connection: connection.execute(query, values).fetchall())
-        records = [one for one in map(job_of, rows) if one.spec.policy == spec.policy]
+        of_family = (jobs.c.family == spec.family) & (jobs.c.job_id != spec.job_id)
+        query = select(jobs).where(of_family).order_by(jobs.c.trials.desc(), jobs.c.job_id)
+        found_jobs = self._database.read(lambda connection: connection.execute(query).all())
+        records = [one for one in map(job_of, found_jobs) if one.spec.policy == spec.policy]
         records.sort(key=lambda one: by_nearness(one.spec.place, spec.place, one.trials))
         for record in records[:_RELATIVES]:
             found = Known(record, self.job(record.job_id)[1]).knowledge()
@@ -333,7 +346,7 @@ class Store(Trials):
         return self._database.write(work)
 
     def _open(self, connection: Connection, job_id: str) -> Writing:
-        found = find_job(connection, job_id)
+        found = find_job(connection, job_id, lock=True)
         if found is None:
             raise no_job(job_id)
         # Only now, so that a transaction that waited for the lock writes a later time.

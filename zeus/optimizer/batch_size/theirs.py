@@ -7,26 +7,24 @@ times of the machine that wrote them, and are read as this machine's.
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
+from sqlalchemy import Connection, MetaData, Row, create_engine, make_url, select
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from zeus.optimizer.batch_size.common import CreatedJob
-from zeus.optimizer.batch_size.database import path_of
+from zeus.optimizer.batch_size.database import url_of
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import Status, Trial
 from zeus_ipc.wire import explain
 
+_TABLES = ("Job", "BatchSize", "Trial")
 _STATUS: dict[str, Status] = {"Dispatched": "running", "Succeeded": "ok", "Failed": "failed"}
-
-_DRIVERS = {"mysql": "pymysql", "mariadb": "pymysql", "postgresql": "psycopg"}
-"""Packages that read other databases than SQLite, by the kind in a URL."""
+_MYSQL = "mysql+pymysql"
 
 
 def read(url_or_path: str) -> list[tuple[CreatedJob, list[Trial]]]:
@@ -36,90 +34,88 @@ def read(url_or_path: str) -> list[tuple[CreatedJob, list[Trial]]]:
         ZeusBSOConfigError: The URL is wrong, or its driver is missing.
         ZeusBSORuntimeError: It cannot be read, or is not such a database.
     """
-    # The part after a + is a driver for asyncio.
-    kind = url_or_path.partition("://")[0].partition("+")[0]
-    driver = _driver(kind)
-    name = url_or_path if driver is sqlite3 else f"{kind} database {urlsplit(url_or_path).path}"
-    quote = "`" if driver.__name__ == "pymysql" else '"'
+    url = _url(url_or_path)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        raise ZeusBSOConfigError(f"there is no database {url.database}; name its file or its URL")
+    name = url.render_as_string(hide_password=True)
     try:
-        with closing(_connect(driver, url_or_path)) as connection:
-            cursor = connection.cursor()
-            jobs, sizes, trials = (
-                _rows(cursor, quote + table + quote) for table in ("Job", "BatchSize", "Trial")
-            )
-    except driver.Error as error:
-        raise ZeusBSORuntimeError(
-            f"{name} cannot be read as a database of ml-energy/zeus's batch size server: {error}"
-        ) from None
-    found = []
-    for job in sorted(jobs, key=lambda row: str(row["job_id"])):
-        of_job = [row["batch_size"] for row in sizes if row["job_id"] == job["job_id"]]
-        runs = [_trial(row) for row in trials if row["job_id"] == job["job_id"]]
-        found.append((_spec(job, of_job, name), sorted(runs, key=lambda run: run.number)))
-    return found
-
-
-def _driver(kind: str) -> Any:
-    """Python's interface to databases of this kind."""
-    try:
-        return import_module(_DRIVERS[kind]) if kind in _DRIVERS else sqlite3
+        engine = create_engine(url)
     except ModuleNotFoundError as error:
-        raise ZeusBSOConfigError(f"{kind} needs {error.name}: pip install {error.name}") from None
-
-
-def _connect(driver: Any, url_or_path: str) -> Any:
-    if driver is sqlite3:
-        path = path_of(url_or_path)
-        if not Path(path).is_file():
-            raise ZeusBSOConfigError(f"there is no database {path}; name its file or its URL")
-        return sqlite3.connect(path)
+        raise ZeusBSOConfigError(
+            f"{url.get_backend_name()} needs {error.name}: pip install {error.name}"
+        ) from None
     try:
-        url = urlsplit(url_or_path)
-        given = {
-            "host": url.hostname or "localhost",
-            "port": url.port,
-            "user": unquote(url.username or ""),
-            "password": unquote(url.password or ""),
-            "database" if driver.__name__ == "pymysql" else "dbname": url.path.removeprefix("/"),
-        }
-    except ValueError:
+        with engine.connect() as connection:
+            return _read(connection, name)
+    except SQLAlchemyError as error:
+        said = str(getattr(error, "orig", None) or error)
+        raise ZeusBSORuntimeError(f"{name} cannot be read: {said}") from None
+    finally:
+        engine.dispose()
+
+
+def _url(url_or_path: str) -> Any:
+    if not url_or_path.startswith(("mysql:", "mysql+", "mariadb:", "mariadb+")):
+        return url_of(url_or_path)
+    try:
+        return make_url(url_or_path).set(drivername=_MYSQL)
+    except (ArgumentError, ValueError):
         raise ZeusBSOConfigError(
             "the database's URL cannot be read; write it as mysql://user:password@host/name"
         ) from None
-    return driver.connect(**{name: value for name, value in given.items() if value})
 
 
-def _rows(cursor: Any, table: str) -> list[dict[str, Any]]:
-    cursor.execute(f"SELECT * FROM {table}")
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+def _read(connection: Connection, name: str) -> list[tuple[CreatedJob, list[Trial]]]:
+    metadata = MetaData()
+    metadata.reflect(connection)
+    # MySQL may keep names in lower case.
+    tables = {name.lower(): table for name, table in metadata.tables.items()}
+    missing = [one for one in _TABLES if one.lower() not in tables]
+    if missing:
+        raise ZeusBSORuntimeError(
+            f"{name} is not a database of ml-energy/zeus's batch size server: it has no table "
+            f"{missing[0]}"
+        )
+    job, size, trial = (tables[one.lower()] for one in _TABLES)
+    jobs = []
+    for row in connection.execute(select(job).order_by(job.c.job_id)):
+        sizes = [
+            one.batch_size
+            for one in connection.execute(select(size).where(size.c.job_id == row.job_id))
+        ]
+        of_job = select(trial).where(trial.c.job_id == row.job_id).order_by(trial.c.trial_number)
+        spec = _spec(row, sizes, name)
+        jobs.append((spec, [*_trials(connection.execute(of_job))]))
+    return jobs
 
 
-def _spec(row: dict[str, Any], sizes: list[int], name: str) -> CreatedJob:
-    known = {field: row[field] for field in CreatedJob.model_fields if field in row}
+def _spec(row: Row[Any], sizes: list[int], name: str) -> CreatedJob:
+    columns = dict(row._mapping)
+    known = {field: columns[field] for field in CreatedJob.model_fields if field in columns}
     try:
         return CreatedJob.model_validate({**known, "batch_sizes": sizes, "policy": "pruning-gts"})
     except ValidationError as error:
         raise ZeusBSORuntimeError(
-            f"job {row['job_id']} of {name} cannot be taken over: {explain(error.errors()[0])}"
+            f"job {row.job_id} of {name} cannot be taken over: {explain(error.errors()[0])}"
         ) from None
 
 
-def _trial(row: dict[str, Any]) -> Trial:
-    began_s = _seconds(row["start_timestamp"])
-    ended_s = None if row["end_timestamp"] is None else _seconds(row["end_timestamp"])
-    status = _STATUS[row["status"]]
-    return Trial(
-        number=row["trial_number"],
-        batch_size=row["batch_size"],
-        began_s=began_s,
-        heard_s=began_s if ended_s is None else ended_s,
-        status=status,
-        ended_s=None if status == "running" else (ended_s or began_s),
-        converged=bool(row["converged"]) and status == "ok",
-        time=row["time"] or 0.0,
-        energy=row["energy"] or 0.0,
-    )
+def _trials(rows: Any) -> Iterator[Trial]:
+    for row in rows:
+        began_s = _seconds(row.start_timestamp)
+        ended_s = None if row.end_timestamp is None else _seconds(row.end_timestamp)
+        status = _STATUS[getattr(row.status, "value", row.status)]
+        yield Trial(
+            number=row.trial_number,
+            batch_size=row.batch_size,
+            began_s=began_s,
+            heard_s=began_s if ended_s is None else ended_s,
+            status=status,
+            ended_s=None if status == "running" else (ended_s or began_s),
+            converged=bool(row.converged) and status == "ok",
+            time=row.time or 0.0,
+            energy=row.energy or 0.0,
+        )
 
 
 def _seconds(stamp: datetime | str) -> float:

@@ -206,7 +206,7 @@ def test_a_job_has_to_be_given(monitor: Any) -> None:
     ("package", "module", "options", "extra"),
     [
         ("httpx", "http", {"server_url": "http://here:1", "store": None}, r"zeusd\[bso\]"),
-        ("numpy", "choosing", {}, r"zeusd\[bso-server\]"),
+        ("sqlalchemy", "database", {}, r"zeusd\[bso-server\]"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(

@@ -1,4 +1,4 @@
-"""Stores, and servers in the tests' own process."""
+"""Both databases, and servers in the tests' own process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.postgresql import PostgreSQL, postgresql
 from zeus.optimizer.batch_size.server.router import create_app
 from zeus.optimizer.batch_size.server.settings import ServerSettings
 from zeus.optimizer.batch_size.store import Store
@@ -35,10 +36,20 @@ class Clock:
         return self.now_s
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> str:
-    """Where a store keeps its trials."""
-    return str(tmp_path / "bso.db")
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[PostgreSQL]:
+    """A PostgreSQL for the worker; each test has its own database."""
+    with postgresql() as found:
+        yield found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a store may keep its trials: both databases, one after the other."""
+    if request.param == "sqlite":
+        return str(tmp_path / "bso.db")
+    cluster: PostgreSQL = request.getfixturevalue("cluster")
+    return cluster.new_database()
 
 
 @pytest.fixture
@@ -49,7 +60,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(database: str, clock: Clock) -> Iterator[Store]:
-    """A store with leases of a minute."""
+    """A store in each of them, with leases of a minute."""
     found = Store(database, lease_s=60.0, clock=clock)
     yield found
     found.close()

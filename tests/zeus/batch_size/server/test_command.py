@@ -140,7 +140,7 @@ def test_no_database_is_made_by_looking_for_one(bso: Bso) -> None:
         ("", {"LEASE_S": "soon"}, "ZEUS_BSO_LEASE_S: ", 2),
         ("--log-level loud", {}, "ZEUS_BSO_LOG_LEVEL: must be one of DEBUG", 2),
         ("--db /proc/nowhere/x.db", {}, "/proc/nowhere/x.db cannot be used", 3),
-        ("", {"DATABASE_URL": "mysql://h/n"}, "the database 'mysql' is not supported", 2),
+        ("", {"DATABASE_URL": "mysql://h/n"}, "mysql databases are not supported", 2),
     ],
 )
 def test_failures_to_start_a_server_are_reported_in_one_sentence(
@@ -167,11 +167,13 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         "main(sys.argv[2:])\n"
     )
     for missing, verb, words in (
+        ("sqlalchemy", "jobs", "sqlalchemy: pip install 'zeusd[bso-server]'"),
         ("numpy", "jobs", "numpy: pip install 'zeusd[bso-server]'"),
         ("fastapi", "serve", "fastapi: pip install 'zeusd[bso-server]'"),
         ("uvicorn", "serve", "uvicorn: pip install 'zeusd[bso-server]'"),
+        ("psycopg", "serve --db postgresql://h/n", "psycopg: pip install 'zeusd[postgresql]'"),
         ("httpx", "jobs --server http://h", "httpx; install it with pip install 'zeusd[bso]'"),
-        ("numpy,fastapi,httpx,torch", "--help", ""),
+        ("sqlalchemy,numpy,fastapi,httpx,torch", "--help", ""),
     ):
         ran = subprocess.run(
             [sys.executable, "-c", script, missing, *verb.split()],

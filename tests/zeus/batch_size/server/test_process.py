@@ -1,4 +1,4 @@
-"""The server as operators start it: several workers, which are killed."""
+"""The server as operators start it: several workers, which are killed, on both databases."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests import seeds
+from tests.postgresql import PostgreSQL
 from tests.support import wait_for
 from tests.zeus.batch_size.server.running import RunningServer, running_server
 from tests.zeus.batch_size.server.training import EPOCHS, body, convex, result
@@ -68,16 +69,22 @@ class Client:
         return wait_for(answered, f"an answer to {path}")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with three workers."""
-    directory = tmp_path_factory.mktemp("served")
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, str]]:
+    """A server with three workers, and the database that it has."""
+    directory = tmp_path_factory.mktemp(request.param)
     database = str(directory / "bso.db")
-    with running_server(directory, database, "--workers", "3", LEASE_S="3600") as found:
-        yield found
+    if request.param == "postgresql":
+        cluster: PostgreSQL = request.getfixturevalue("cluster")
+        database = cluster.new_database()
+    with running_server(directory, database, "--workers", "3", LEASE_S="3600") as server:
+        yield server, database
 
 
-def test_forty_requests_at_once_get_forty_trials(server: RunningServer) -> None:
+def test_forty_requests_at_once_get_forty_trials(served: tuple[RunningServer, str]) -> None:
+    server, _ = served
     assert server.http.post("/jobs", json=body("job-of-many")).status_code == 201
     at_once = threading.Barrier(40)
     found: list[tuple[int, Any]] = []
@@ -97,7 +104,7 @@ def test_forty_requests_at_once_get_forty_trials(server: RunningServer) -> None:
     assert sorted(one["trial_number"] for _, one in found) == list(range(1, 41))
 
 
-def test_workers_that_are_killed_lose_nothing(server: RunningServer) -> None:
+def test_workers_that_are_killed_lose_nothing(served: tuple[RunningServer, str]) -> None:
     """Six jobs train again and again, and between their requests workers are killed -9."""
     seed = seeds.fresh()
     draw = random.Random(seed)
@@ -106,6 +113,7 @@ def test_workers_that_are_killed_lose_nothing(server: RunningServer) -> None:
     begun: dict[str, NewTrial] = {}
     clients: dict[str, Client] = {}
     errors: list[BaseException] = []
+    server, _ = served
     assert server.http.post("/jobs", json=body()).status_code == 201
 
     def between() -> None:

@@ -27,18 +27,23 @@ Restore = Callable[[], None]
 
 
 @pytest.fixture
-def backed_up(database: str, tmp_path: Path) -> tuple[str, Restore]:
+def backed_up(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, Restore]:
     """A database with the job `job`, and a way back to a backup of that, as the docs have it."""
     store = Store(database)
     store.register(spec())
     backup = tmp_path / "backup"
-    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(backup)) as copy:
-        source.backup(copy)
+    if database.startswith("postgresql"):
+        cluster = request.getfixturevalue("cluster")
+        cluster.back_up(database, backup)
+        restore: Restore = lambda: cluster.restore(database, backup)  # noqa: E731
+    else:
+        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(backup)) as copy:
+            source.backup(copy)
 
-    def restore() -> None:
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{database}{ending}").unlink(missing_ok=True)
-        shutil.copy(backup, database)
+        def restore() -> None:
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{database}{ending}").unlink(missing_ok=True)
+            shutil.copy(backup, database)
 
     store.close()
     return database, restore

@@ -1,4 +1,4 @@
-"""Jobs and their trials in a database."""
+"""Trials in SQLite and in PostgreSQL: each test runs on both."""
 
 from __future__ import annotations
 

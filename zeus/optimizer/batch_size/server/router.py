@@ -82,6 +82,7 @@ class BSOServer(web.Application):
             settings.database_url,
             lease_s=settings.lease_s,
             echo=settings.echo_sql,
+            workers=settings.workers,
         )
         logger.info("database %s", self._store.name)
 

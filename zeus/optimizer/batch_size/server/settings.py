@@ -22,12 +22,14 @@ class ServerSettings(HttpSettings):
     """The settings.
 
     Attributes:
-        database_url: A SQLite file's path, or its URL: `sqlite:///...`.
+        database_url: `postgresql://...`, `sqlite:///...`, or the path of a SQLite file.
         read_token: Requests that only read must send it, or `token`. Without it, anyone may read.
         lease_s: A trial is lost after this time without a message, s.
         reference_lease_s: The same for trials of ml-energy/zeus's clients, which send messages only
             at the end of an epoch, s.
         echo_sql: Whether SQL statements are logged.
+        workers: Number of serving processes, here and elsewhere: they share PostgreSQL's
+            connections.
     """
 
     prefix = PREFIX
@@ -39,3 +41,4 @@ class ServerSettings(HttpSettings):
     lease_s: float = Field(default=LEASE_S, gt=0, allow_inf_nan=False)
     reference_lease_s: float = Field(default=86400.0, gt=0, allow_inf_nan=False)
     echo_sql: bool = False
+    workers: int = Field(default=1, ge=1)

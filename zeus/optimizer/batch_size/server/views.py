@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeus.optimizer.batch_size.choosing import Known
-from zeus.optimizer.batch_size.rows import TrialGroup
 from zeus.optimizer.batch_size.trials import STATUSES, JobRecord, Trial
 
 
-def summary(job: JobRecord, groups: Sequence[Trial | TrialGroup], now_s: float) -> dict[str, Any]:
+def summary(job: JobRecord, groups: Sequence[Any], now_s: float) -> dict[str, Any]:
     """A job's summary.
 
     Args:
@@ -44,7 +43,7 @@ def summary(job: JobRecord, groups: Sequence[Trial | TrialGroup], now_s: float) 
     }
 
 
-def mean_costs(job: JobRecord, groups: Sequence[Trial | TrialGroup]) -> dict[int, float]:
+def mean_costs(job: JobRecord, groups: Sequence[Any]) -> dict[int, float]:
     """Mean cost, J, of the trials that reached the target, by batch size, ascending."""
     found: dict[int, float] = {}
     for size in sorted({group.batch_size for group in groups if group.converged}):
