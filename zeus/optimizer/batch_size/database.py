@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import logging
 import random
-import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import (
     URL,
     Connection,
     Engine,
     create_engine,
-    event,
     insert,
     inspect,
     make_url,
@@ -33,6 +30,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.tables import VERSION, metadata, versions
+from zeus.utils.database import cause_of, sqlite_engine, transaction
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +109,7 @@ class Database:
                 f"PostgreSQL needs {error.name}: pip install 'zeusd[postgresql]'"
             ) from None
         try:
-            if self.is_sqlite:
-                self._attempt(self._write_ahead)
-            else:
+            if not self.is_sqlite:
                 allowed = self._attempt(lambda: self._connected(False, _connections))
                 self._engine.dispose()
                 self._engine = _postgresql(
@@ -153,13 +149,8 @@ class Database:
         self._engine.dispose()
 
     def _connected(self, writes: bool, work: Callable[[Connection], T]) -> T:
-        with self._engine.connect() as connection:
-            if self.is_sqlite:
-                connection = connection.execution_options(writes=writes)
-            elif not writes:
-                connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            with connection.begin():
-                return work(connection)
+        with transaction(self._engine, writes=writes) as connection:
+            return work(connection)
 
     def _attempt(self, work: Callable[[], T]) -> T:
         attempt = 0
@@ -171,27 +162,22 @@ class Database:
                 raise ZeusBSORuntimeError(
                     "a number is larger than the database can keep", 422
                 ) from None
-            except (DBAPIError, sqlite3.Error, PoolTimeout) as error:
-                cause = error.orig if isinstance(error, DBAPIError) else error
-                if attempt >= _ATTEMPTS or not self._may_pass(error, cause):
+            except (DBAPIError, PoolTimeout) as error:
+                if attempt >= _ATTEMPTS or not self._may_pass(error):
                     raise ZeusBSORuntimeError(
-                        f"the database {self.name} cannot be used: {' '.join(str(cause).split())}",
+                        f"the database {self.name} cannot be used: {cause_of(error)}",
                         503,
                         _PUBLIC,
                     ) from None
-                logger.debug("attempt %d failed: %s", attempt, cause)
+                logger.debug("attempt %d failed: %s", attempt, cause_of(error))
                 time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
 
-    def _may_pass(self, error: Exception, cause: BaseException | None) -> bool:
+    def _may_pass(self, error: Exception) -> bool:
         if self.is_sqlite:
-            return "locked" in str(cause)
-        gone = isinstance(error, DBAPIError) and error.connection_invalidated
-        return gone or getattr(cause, "sqlstate", "") in _AGAIN
-
-    def _write_ahead(self) -> None:
-        # With it, who reads and who writes do not wait for each other. It stays with the file.
-        with closing(self._engine.raw_connection()) as connection:
-            connection.cursor().execute("PRAGMA journal_mode=WAL")
+            return "locked" in cause_of(error)
+        if not isinstance(error, DBAPIError):
+            return False
+        return error.connection_invalidated or getattr(error.orig, "sqlstate", "") in _AGAIN
 
 
 def _sqlite(url: URL, echo: bool) -> Engine:
@@ -203,25 +189,15 @@ def _sqlite(url: URL, echo: bool) -> Engine:
             "name another file",
             503,
         )
-    engine = create_engine(
-        url, echo=echo, connect_args={"timeout": BUSY_S}, pool_timeout=BUSY_S, max_overflow=30
+    # A trial's number is never given twice, not even when the machine falls.
+    return sqlite_engine(
+        url,
+        "FULL",
+        echo=echo,
+        connect_args={"timeout": BUSY_S},
+        pool_timeout=BUSY_S,
+        max_overflow=30,
     )
-
-    @event.listens_for(engine, "connect")
-    def connect(connection: Any, record: Any) -> None:
-        # Python's driver would begin transactions of its own.
-        connection.isolation_level = None
-        connection.execute("PRAGMA foreign_keys=ON")
-        # A trial's number is never given twice, not even when the machine falls.
-        connection.execute("PRAGMA synchronous=FULL")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A reader that becomes a writer would not wait for others but fail.
-        writes = connection.get_execution_options().get("writes")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    return engine
 
 
 def _postgresql(url: URL, echo: bool, connections: int) -> Engine:

@@ -92,6 +92,18 @@ def test_no_folder_is_made_for_a_database(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
+def test_a_damaged_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    settings = PlanServerSettings.from_env({"ZEUS_PFO_DATABASE": str(path)})
+    JobRecords(settings).close()
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 4096)  # the table's page
+    with contextlib.closing(JobRecords(settings)) as records:
+        with pytest.raises(
+            PipelineFrequencyError, match=r"used \(database disk image is malformed"
+        ):
+            records.load(0.0)
+
+
 def test_nothing_is_planned_with_clocks_that_a_rank_does_not_offer(serve: Serve) -> None:
     said = "rank 1 has measured 900 MHz, which it does not offer; it offers 3 clocks from 1005 to"
     online = serve()

@@ -9,14 +9,27 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
+from sqlalchemy import (
+    URL,
+    Column,
+    Connection,
+    Integer,
+    MetaData,
+    StaticPool,
+    Table,
+    Text,
+    delete,
+    insert,
+    select,
+)
+from sqlalchemy.exc import SQLAlchemyError
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import (
@@ -34,18 +47,23 @@ from zeus.optimizer.pipeline_frequency.server.job import (
     TrainingJob,
 )
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
+from zeus.utils.database import cause_of, sqlite_engine, transaction
 from zeus_ipc.atomic import write_text
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS records (
-    job_id TEXT NOT NULL, kind TEXT NOT NULL, key INTEGER NOT NULL, body TEXT NOT NULL,
-    PRIMARY KEY (job_id, kind, key)
-) WITHOUT ROWID
-"""
+_metadata = MetaData()
+_records = Table(
+    "records",
+    _metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("key", Integer, primary_key=True),
+    Column("body", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
 
 _KINDS: dict[str, TypeAdapter[Any]] = {
     "job": TypeAdapter(JobState),
@@ -62,7 +80,7 @@ Record: TypeAlias = tuple[str, int, Any]
 
 
 class JobRecords:
-    """The file, open and locked. Every `put` raises Refused if it cannot be written.
+    """The file, open and locked. Every `put` raises JobRefused if it cannot be written.
 
     Raises:
         PipelineFrequencyError: It cannot be used, or another server has it.
@@ -70,39 +88,40 @@ class JobRecords:
 
     def __init__(self, settings: PlanServerSettings) -> None:
         self._settings = settings
-        self._open = ExitStack()
         path = settings.database_path
-        try:
+        with ExitStack() as opening, _usable(path):
             if path != ":memory:":
-                self._open.enter_context(_locked(path))
-            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._database = self._open.enter_context(closing(database))
-            version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, FORMAT):
-                raise PipelineFrequencyError(
-                    f"{path} was written by another release (format {version}, not {FORMAT}); name "
-                    "another file in ZEUS_PFO_DATABASE"
-                )
-            # In this mode a commit survives the process without fsync, but not a crash of the
-            # machine.
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.execute(_TABLES)
-            self._database.execute(f"PRAGMA user_version={FORMAT}")
-        except (sqlite3.Error, OSError, PipelineFrequencyError) as error:
-            self._open.close()
-            if isinstance(error, PipelineFrequencyError):
-                raise
-            raise PipelineFrequencyError(
-                f"the database {path} cannot be used ({error}); name another file in "
-                "ZEUS_PFO_DATABASE"
-            ) from None
+                opening.enter_context(_locked(path))
+            # One connection, of whichever thread: no other process uses the file.
+            self._engine = sqlite_engine(
+                URL.create("sqlite", database=path),
+                "NORMAL",
+                poolclass=StaticPool,
+                connect_args={"check_same_thread": False},
+            )
+            opening.callback(self._engine.dispose)
+            with transaction(self._engine, writes=True) as database:
+                version = database.exec_driver_sql("PRAGMA user_version").scalar_one()
+                if version not in (0, FORMAT):
+                    raise PipelineFrequencyError(
+                        f"{path} was written by another release (format {version}, not {FORMAT}); "
+                        "name another file in ZEUS_PFO_DATABASE"
+                    )
+                _metadata.create_all(database)
+                database.exec_driver_sql(f"PRAGMA user_version={FORMAT}")
+            self._open = opening.pop_all()
 
     def load(self, now_s: float) -> dict[str, TrainingJob]:
-        """All jobs by id. A job that cannot be restored is left out."""
+        """All jobs by id. A job that cannot be restored is left out.
+
+        Raises:
+            PipelineFrequencyError: The file is damaged.
+        """
         found: dict[str, dict[str, dict[int, str]]] = {}
-        for job_id, kind, key, body in self._database.execute("SELECT * FROM records"):
-            found.setdefault(job_id, {}).setdefault(kind, {})[key] = body
+        path = self._settings.database_path
+        with _usable(path), transaction(self._engine, writes=False) as database:
+            for job_id, kind, key, body in database.execute(select(_records)):
+                found.setdefault(job_id, {}).setdefault(kind, {})[key] = body
         jobs: dict[str, TrainingJob] = {}
         for job_id, texts in found.items():
             try:
@@ -133,9 +152,9 @@ class JobRecords:
         self.put(job, ("round", job.round, list(job.schedules.values())))
 
     def forget(self, job_id: str) -> None:
-        """Deletes a job's records. Raises Refused if that is not possible."""
+        """Deletes a job's records. Raises JobRefused if that is not possible."""
         with self._writing() as database:
-            database.execute("DELETE FROM records WHERE job_id = ?", (job_id,))
+            database.execute(delete(_records).where(_records.c.job_id == job_id))
 
     def close(self) -> None:
         """Unlocks the file for another server."""
@@ -143,26 +162,30 @@ class JobRecords:
 
     def _put(self, of_jobs: Iterable[tuple[TrainingJob, Sequence[Record]]]) -> None:
         rows = [
-            (job.info.job_id, kind, key, _KINDS[kind].dump_json(body).decode())
+            {
+                "job_id": job.info.job_id,
+                "kind": kind,
+                "key": key,
+                "body": _KINDS[kind].dump_json(body).decode(),
+            }
             for job, records in of_jobs
             for kind, key, body in (("job", 0, JobState.model_validate(job)), *records)
         ]
-        with self._writing() as database:
-            database.executemany("REPLACE INTO records VALUES (?, ?, ?, ?)", rows)
+        if rows:
+            with self._writing() as database:
+                database.execute(insert(_records).prefix_with("OR REPLACE"), rows)
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all or nothing."""
+    def _writing(self) -> Iterator[Connection]:
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            with self._database:
-                yield self._database
-        except (sqlite3.Error, OSError) as error:
-            logger.error("the state cannot be written: %s", error)
+            with transaction(self._engine, writes=True) as database:
+                yield database
+        except (SQLAlchemyError, OSError) as error:
+            logger.error("the state cannot be written: %s", cause_of(error))
             raise JobRefused(
                 503,
-                f"the server cannot write its state to {self._settings.database_path} ({error}); "
-                "see to its disk and send this again",
+                f"the server cannot write its state to {self._settings.database_path} "
+                f"({cause_of(error)}); see to its disk and send this again",
             ) from None
 
     # --------------------------------------------------------------------------------- for people
@@ -201,6 +224,17 @@ class JobRecords:
             write(folder)
         except OSError as error:
             logger.warning("files of job %s cannot be written: %s", job_id, error)
+
+
+@contextmanager
+def _usable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        raise PipelineFrequencyError(
+            f"the database {path} cannot be used ({cause_of(error)}); name another file in "
+            "ZEUS_PFO_DATABASE"
+        ) from None
 
 
 def _locked(path: str) -> IO[bytes]:
