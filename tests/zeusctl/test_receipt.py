@@ -267,6 +267,7 @@ def test_the_command_prints_writes_and_compares(
 ) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     lines = ("receipt", "0", "--since", "100ms", "-o", str(first))
+    bench.settles(lambda one: one.gpus[0].power_limits[0].power_limit_w == 250, "no earlier cap")
     said = wait_for(lambda: (one := ctl(*lines)).code == Exit.OK and one, "a valid receipt")
     assert said.out.splitlines()[-1] == "valid"
     whole = Receipt.model_validate_json(first.read_text())

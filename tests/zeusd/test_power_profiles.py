@@ -104,8 +104,8 @@ def test_zeusctl_sets_profiles_by_name_and_shows_what_is_enforced(
     said = capfd.readouterr()
     assert ended.value.code == 0, said.err
     assert "GPU 0: power_profile max-q, llm-inference, llm-training" in said.err
-    assert "profiles requested max-q, llm-inference, llm-training" in said.out
-    assert "profiles enforced  max-q, llm-inference\n" in said.out
+    assert "profiles requested  max-q, llm-inference, llm-training" in said.out
+    assert "profiles enforced   max-q, llm-inference\n" in said.out
     assert double.profiles(0) == {6}
     with pytest.raises(SystemExit) as ended:
         main(["set", "0", "-p", "200", "--power-profile", "max-q", "--", "true"])

@@ -21,7 +21,7 @@ from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
 from zeus.run.exceptions import ScriptFailedError
 from zeus.run.records import RECORDS, Records, unfinished
-from zeus.run.settings import Settings
+from zeus.run.settings import MONITOR_PATH, Settings
 from zeus.run.training import Training, result_of
 
 
@@ -214,7 +214,7 @@ class ZeusMaster:
             job_id=job_id,
             cost_thresh=cost_ub,
             eta_knob=eta_knob,
-            monitor_path=self.monitor_path or Settings.monitor_path,
+            monitor_path=self.monitor_path or MONITOR_PATH,
             profile_params=(self.profile_warmup_iters, self.profile_measure_iters),
             use_optimal_pl=not self.observer_mode,
         )

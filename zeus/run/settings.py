@@ -41,6 +41,10 @@ def _truth(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_number)]
 
 
+MONITOR_PATH = "zeus_monitor"
+"""As ml-energy/zeus installs it."""
+
+
 class Settings(BaseModel):
     """Settings of a run, each in the variable of its name, in capitals after `ZEUS_`.
 
@@ -66,7 +70,7 @@ class Settings(BaseModel):
     job_id: Annotated[str, matching("[^/]+", "it begins the names of files")] = "zeus"
     cost_thresh: Number = math.inf
     eta_knob: Annotated[float, Field(ge=0, le=1)] = 0.5
-    monitor_path: str = "zeus_monitor"
+    monitor_path: str = MONITOR_PATH
     profile_params: Annotated[tuple[int, int], BeforeValidator(_iterations)] = (10, 40)
     use_optimal_pl: Annotated[bool, Field(strict=True), BeforeValidator(_truth)] = True
 

@@ -81,7 +81,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         state: `Ready`, `Warmup`, `Profiling` or `Done`; `Done.chosen` is false if the search was
             given up.
         disabled: Whether the search was given up.
-        current_power_limit: The limit that is set, mW; 0: none is.
+        current_power_limit: The limit that is set, mW; 0: none is, or one is being set.
         current_power_profile: The workload power profile that is set with it; None: none.
         current_clock: The highest graphics clock that is set with it, MHz; None: any.
         estimates: The estimates behind the choice.
@@ -286,7 +286,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
 
     @property
     def current_power_limit(self) -> int:
-        """The limit that is set, mW; 0: none is."""
+        """The limit that is set, mW; 0: none is, or one is being set."""
         current = self._core.current
         return 0 if current is None else current.power_limit_mw
 
@@ -333,7 +333,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         if core.chosen is not None and not core.disabled:
             chosen, reason = core.chosen.chosen, core.chosen.reason
         force = self.current_power_limit / 1000 or None
-        report = Report(known, chosen, core.searched, reason, force)
+        awaited = None if core.awaited is None else core.awaited.power_limit_mw / 1000
+        report = Report(known, chosen, core.searched, reason, force, awaited)
         if path is not None:
             try:
                 report.draw(path)
