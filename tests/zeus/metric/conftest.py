@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from tests import needs
 from tests.support import wait_for
 from tests.zeus.gateway import Double
-from tests.zeus.metric.metrics import OpenNode
+from tests.zeus.metric.metrics import OpenNode, threads
 from tests.zeus.node import VirtualNode
 from zeus import _node, _pushgateway, metric
 from zeusd import embed
@@ -61,7 +60,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         metric._close_all()
     # Otherwise its later warnings would appear in the next test.
     wait_for(
-        lambda: all(one.name != "zeus-metric" for one in threading.enumerate()),
+        lambda: not threads(),
         "the threads of the metrics to end",
     )
 

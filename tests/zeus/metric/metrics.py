@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -53,3 +54,8 @@ def pushed(double: Double, kind: str) -> str:
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def threads() -> set[threading.Thread]:
+    """Those of all metrics."""
+    return {one for one in threading.enumerate() if one.name == "zeus-metric"}

@@ -12,7 +12,16 @@ import pytest
 
 from tests.support import TIMEOUT_S, free_port, wait_for
 from tests.zeus.gateway import Double, Series
-from tests.zeus.metric.metrics import GPU_J, IDLE_W, counter, histogram, pushed, spend, told
+from tests.zeus.metric.metrics import (
+    GPU_J,
+    IDLE_W,
+    counter,
+    histogram,
+    pushed,
+    spend,
+    threads,
+    told,
+)
 from tests.zeus.node import VirtualNode
 from zeus import _pushgateway, metric
 from zeus.exceptions import ZeusdError
@@ -77,6 +86,7 @@ def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    others = threads()  # of earlier tests
     monkeypatch.setattr(metric, "CLOSE_S", 0.2)
     monkeypatch.setattr(_pushgateway, "TIMEOUT_S", 10 * TIMEOUT_S)
     double.does = "hang"
@@ -89,7 +99,7 @@ def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
             one.begin_window(f"step {number % 3}", sync_execution=False)
             one.end_window(f"step {number % 3}", sync_execution=False)
     assert double.asked == 2  # all of that while the gateway kept both
-    assert sum(one.name == "zeus-metric" for one in threading.enumerate()) == 2
+    assert len(threads() - others) == 2
     deadlines_s: list[float] = []
     awaits = Metric._await_end
 
