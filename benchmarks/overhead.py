@@ -4,8 +4,7 @@
     python benchmarks/overhead.py --against CHECKOUT    # of another commit, such as a git worktree
 
 1. `begin_window` + `end_window` of ZeusMonitor for 1 and 8 GPUs, alternating with reads of each
-GPU's
-   energy counter through NVML at both ends.
+   GPU's energy counter through NVML at both ends.
 2. CPU and memory of zeusd, all its processes together, by the sensors' update period, the number of
    GPUs, and the number of clients that each request one window per second.
 
