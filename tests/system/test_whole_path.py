@@ -72,8 +72,7 @@ def tried(choice_mw: int) -> list[int]:
 
 
 def restores(choice_mw: int) -> list[tuple[str, int]]:
-    """What goes back at the end; which of them first is not promised. The highest limit is the
-    initial one."""
+    """What goes back at the end, in any order. The highest limit is the initial one."""
     limit = [] if choice_mw == 250_000 else [(SET_LIMIT, 250_000)]
     return [("nvmlDeviceSetPersistenceMode", 0), *limit]
 

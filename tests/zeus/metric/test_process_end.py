@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import script
+from tests.support import script, wait_for
 from tests.zeus.gateway import Double, Series
 from tests.zeus.metric.metrics import GPU_J, IDLE_W, POWER_W, pushed
 
@@ -107,13 +107,14 @@ def test_a_child_pushes_nothing_of_its_parent(ended: Ended) -> None:
 
 def test_a_hanging_gateway_does_not_keep_the_process(double: Double, tmp_path: Path) -> None:
     double.does = "hang"
-    source = TRAINING.replace("CLOSE_S = 60", "CLOSE_S = 0.3")
+    source = TRAINING.replace("CLOSE_S = 60", "CLOSE_S = 3")
     with script(source, double.address, str(tmp_path), stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
         process.stdin.close()
+        wait_for(lambda: double.asked == 3, "the last pushes")
         assert process.wait(30) == 0
         assert process.stderr is not None
-        assert process.stderr.read().count("was not pushed within 0.3 s") == 3
+        assert process.stderr.read().count("was not pushed within 3 s") == 3
     assert not double.pushes

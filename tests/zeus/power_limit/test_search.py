@@ -341,8 +341,8 @@ def test_limits_that_do_not_bind_are_skipped_where_drivers_count_it(
 
 def test_a_lowest_limit_that_does_not_bind_ends_the_search() -> None:
     plain, counted = Job(0, draws_w=95.0), _Counted(0, draws_w=95.0)
-    plain.power_w = lambda limit_mw: 95.0 * (limit_mw / 300_000) ** 0.03  # type: ignore[method-assign]
-    counted.power_w = plain.power_w  # type: ignore[method-assign]
+    plain.power_w = lambda limit_mw: 95.0 * (limit_mw / 300_000) ** 0.03  # type: ignore[method-assign]  # its own
+    counted.power_w = plain.power_w  # type: ignore[method-assign]  # the same
     assert set(search(adaptive(Energy()), counted)) == {LIMITS[0], LIMITS[-1]}
     search(adaptive(Energy()), plain)
     assert counted.position < plain.position

@@ -202,7 +202,7 @@ def test_a_condition_is_written_once_and_without_its_role_the_rest_works(
     wait_for(lambda: "a role with patch on pods/status" in caplog.text, "the agent to say so")
     nodes: list[int] = []
     node = cluster.zeusd.node
-    cluster.zeusd.node = lambda: (nodes.append(1), node())[1]  # type: ignore[method-assign]
+    cluster.zeusd.node = lambda: (nodes.append(1), node())[1]  # type: ignore[method-assign]  # counted
     wait_for(lambda: len(nodes) > 6, "the agent to compare several times")
     del cluster.zeusd.node
     assert cluster.api.patches == 3

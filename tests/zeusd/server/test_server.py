@@ -344,7 +344,7 @@ def test_a_client_that_does_not_read_is_not_read_until_it_does(running: Running)
 
 def test_messages_that_wait_arrive_whole_however_slowly_they_are_read() -> None:
     ours, theirs = socket.socketpair()
-    sender: Any = ClientConnection(0, ours, None, 0, None, 0, False)  # type: ignore[arg-type]
+    sender: Any = ClientConnection(0, ours, None, 0, None, 0, False)  # type: ignore[arg-type]  # no reactor
     messages = [os.urandom(3_000 * number) for number in range(60)]
     with ours, theirs:
         for data in messages:

@@ -35,7 +35,7 @@ def backed_up(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> 
     if database.startswith("postgresql"):
         cluster = request.getfixturevalue("cluster")
         cluster.back_up(database, backup)
-        restore: Restore = lambda: cluster.restore(database, backup)  # noqa: E731
+        restore: Restore = lambda: cluster.restore(database, backup)  # noqa: E731 - one of two
     else:
         with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(backup)) as copy:
             source.backup(copy)
