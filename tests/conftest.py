@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -81,6 +82,10 @@ APART = (
 """Files whose tests share nothing and mostly wait: each test goes to whichever worker is free, and
 they are spread over the whole run."""
 
+SILENT_S = 600.0
+"""After so many seconds in which no worker has ended a test, the run ends: above the timeout of any
+test, and faulthandler's in pyproject.toml, which say more."""
+
 WAITING_END, APART_END = 0.7, 0.9
 """By when the last of these has begun, as a part of all other files: what comes last is short and
 computes, so that all workers end at about the same time."""
@@ -98,8 +103,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*names): what the test needs: see tests/needs.py")
 
 
+def pytest_runtest_logreport(report: Any) -> None:
+    """A run over several workers ends, even if no worker answers."""
+    if hasattr(report, "node"):  # on the process that shares out
+        faulthandler.dump_traceback_later(SILENT_S, exit=True)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes what workers shared."""
+    faulthandler.cancel_dump_traceback_later()
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(preloaded.SHARED))
 
