@@ -45,10 +45,10 @@ _UNITS: dict[str, Callable[[Any], str]] = {
 
 _TABLES_OMIT = {"w": " W", "mhz": " MHz"}
 
-_OF_REPLIES = {"w": ("w", "mw"), "j": ("j", "mj", "uj")}
+_OF_REPLIES = {"w": ("w", "mw"), "j": ("j", "mj", "uj"), "s": ("s", "ms")}
 """The units that a reply may have for a unit here."""
 
-_SCALES = {"mw": 1000, "mj": 1000, "uj": 1_000_000}
+_SCALES = {"mw": 1000, "mj": 1000, "uj": 1_000_000, "ms": 1000}
 """How many of a reply's unit make one here."""
 
 _OF_METRICS = {"mhz": 1e6, "mib": 2**20, "percent": 0.01}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.zeusd.core.world import facts
 from zeus_ipc import text as numbers
 from zeus_ipc.replies import GpuInfo
 from zeusctl import text
+from zeusctl.columns import Entity, column
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import select
 
@@ -148,3 +150,15 @@ def test_gpus_that_are_not_there(said: str) -> None:
     with pytest.raises(CommandError, match="name one of 0, 1, 2, 3") as raised:
         select(said, gpus(4))
     assert raised.value.exit_code == Exit.UNKNOWN
+
+
+def test_a_field_is_in_the_unit_of_its_name_whatever_the_reply_has() -> None:
+    class Sample(Entity):
+        limit_w: float = column()
+        energy_j: float = column()
+        ttl_s: float = column()
+        patience_s: float = column(source="wait_ms")
+
+    reply = SimpleNamespace(limit_mw=300_500, energy_uj=2_500_000, ttl_ms=15_000, wait_ms=500)
+    read = Sample.of(reply)
+    assert (read.limit_w, read.energy_j, read.ttl_s, read.patience_s) == (300.5, 2.5, 15, 0.5)
