@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.adversary import ATTACKS, SUBUIDS
 from benchmarks.attack import Honest, Observation, beside, others_may_be_played
 from benchmarks.processes import Daemon, InstalledDaemon, owner_of
-from zeus_ipc.paths import DEFAULT_SOCKET_PATH
+from zeus_ipc.sockets import DEFAULT_SOCKET_PATH
 
 RATIO = 2.0
 """The goal: beside any attack at most so many times what it is beside a busy loop."""

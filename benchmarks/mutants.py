@@ -30,7 +30,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".txt")
-PACKAGES = ("zeusd", "zeus_ipc", "zeus", "zeusctl", "zeus_fleet")
+PACKAGES = ("zeusd", "zeus_ipc", "zeus_common", "zeus", "zeusctl", "zeus_fleet")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 NODEID = "tests/[^ \n|]+::[^\n|]+"

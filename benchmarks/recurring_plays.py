@@ -35,7 +35,7 @@ from zeus.simulate import Simulator
 from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
-from zeus_ipc.tables import records
+from zeus_common.tables import records
 
 POLICIES = ("gp", "pruning-gts")
 ALL_POLICIES = (*POLICIES, "grid", "successive halving")

@@ -12,8 +12,8 @@ from tests.support import running_daemon
 from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
 
 BESIDE = {
     "nothing": ("bare", 0),

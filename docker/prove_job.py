@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 
 def attempt(client: Client, gpu: int, watts: int) -> None:

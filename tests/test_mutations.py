@@ -526,7 +526,16 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's code and tests, to be mutated."""
     copy = tmp_path_factory.mktemp("mutated")
     skip = shutil.ignore_patterns("test_mutations.py")
-    for name in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "tests", "benchmarks", "scripts"):
+    for name in (
+        "zeus",
+        "zeus_ipc",
+        "zeus_common",
+        "zeusd",
+        "zeusctl",
+        "tests",
+        "benchmarks",
+        "scripts",
+    ):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=skip, copy_function=linked)
     shutil.copy2(REPOSITORY / "pyproject.toml", copy)
     for path in (copy, *copy.parents):

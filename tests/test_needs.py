@@ -41,7 +41,16 @@ WITH = "tests/zeusctl/test_terminal.py::test_shells_complete_verbs_and_gpus[bash
 def bare() -> Iterator[tuple[Path, dict[str, Any]]]:
     """A copy of the sources that an ordinary user may read, and how that user starts programs."""
     with public_directory() as folder:
-        for name in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "tests", "scripts", "benchmarks"):
+        for name in (
+            "zeus",
+            "zeus_ipc",
+            "zeus_common",
+            "zeusd",
+            "zeusctl",
+            "tests",
+            "scripts",
+            "benchmarks",
+        ):
             shutil.copytree(needs.ROOT / name, folder / name)  # with what is compiled
         for name in ("pyproject.toml", "README.md"):
             shutil.copy2(needs.ROOT / name, folder)

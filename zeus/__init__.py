@@ -1,8 +1,8 @@
 """Energy measurement and optimization for training jobs, without root."""
 
 from zeus import compat
+from zeus_common.installed import overlap
 from zeus_ipc._version import __version__
-from zeus_ipc.installed import overlap
 
 __all__ = ["__version__"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusGPUInitError, from_ipc
 from zeus_ipc.errors import DaemonUnavailable, ZeusIpcError
-from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
+from zeus_ipc.sockets import DEFAULT_SOCKET_PATH, SOCKET_ENV
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client

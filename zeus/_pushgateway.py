@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from zeus.exceptions import ZeusBaseError
 from zeus.utils import framework
-from zeus_ipc.outage import Outage
+from zeus_common.outage import Outage
 
 if TYPE_CHECKING:
     from urllib.request import OpenerDirector

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from zeus_common.text import named
 from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.text import named
 
 
 class ZeusBaseError(Exception):

@@ -42,8 +42,8 @@ from zeus._pushgateway import Group, prometheus_client
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, PowerDomain, PowerMonitor, ZeusMonitor
 from zeus.utils.configured import Configured
+from zeus_common.outage import Outage
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.outage import Outage
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram

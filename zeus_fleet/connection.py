@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeus_ipc.paths import host_and_port
+from zeus_ipc.parsing import host_and_port
 
 
 @dataclass(frozen=True)

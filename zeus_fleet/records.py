@@ -10,8 +10,8 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
+from zeus_common.tables import Amount, Seconds, read_lines
 from zeus_fleet.view import FleetView
-from zeus_ipc.tables import Amount, Seconds, read_lines
 
 
 @dataclass(frozen=True)

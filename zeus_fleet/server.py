@@ -17,11 +17,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zeus.utils import web
+from zeus_common.outage import Outage
 from zeus_fleet.allocator import Snapshot
 from zeus_fleet.records import Record
 from zeus_fleet.store import StoreUnavailable
 from zeus_fleet.view import FleetView, Watcher
-from zeus_ipc.outage import Outage
 from zeus_ipc.overriding import override
 
 STATES = ("ok", "waits", "leaving", "stuck", "silent", "absent", "unreadable")

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from zeus_common.outage import Outage
 from zeus_fleet import schedule
 from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.gpus import Gpus
@@ -16,7 +17,6 @@ from zeus_fleet.messages import NodeWork, S, Timing
 from zeus_fleet.node import FleetCeilings, FleetNode
 from zeus_fleet.store import FleetStore, StoreUnavailable
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.outage import Outage
 
 HEARTBEAT_S = 1.2
 PLAN_S = 1.0

@@ -20,7 +20,6 @@ from zeus_ipc.circuit import Circuit
 from zeus_ipc.controls import Control
 from zeus_ipc.heartbeat import HeartbeatThread
 from zeus_ipc.operations import Operation, R
-from zeus_ipc.paths import socket_path
 from zeus_ipc.replies import (
     Applied,
     AuditRecord,
@@ -52,6 +51,7 @@ from zeus_ipc.requests import (
     Whose,
 )
 from zeus_ipc.socket_transport import SocketTransport
+from zeus_ipc.sockets import socket_path
 from zeus_ipc.stream import SampleStream
 from zeus_ipc.transport import Transport
 from zeus_ipc.wire import PROTOCOL_VERSION

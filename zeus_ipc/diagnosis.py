@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
-from zeus_ipc.processes import listener_of
+from zeus_ipc.sockets import listener_of
 
 
 def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:

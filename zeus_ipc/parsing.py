@@ -41,6 +41,12 @@ def plain_number(text: str) -> float:
     return float(text)
 
 
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """Splits `HOST:PORT`; None: it is not one. The host may be empty, or in brackets."""
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if port.isdecimal() and int(port) <= 65535 else None
+
+
 def _integer(text: str) -> int:
     # A message has no others. The length first: thousands of digits take long to convert.
     if len(text) > 20 or not -(2**63) <= (number := int(text)) < 2**64:

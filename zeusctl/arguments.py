@@ -13,8 +13,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from zeus_common.options import ParamType, option
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.options import ParamType, option
 from zeusctl.session import Session
 from zeusctl.text import parse_duration
 

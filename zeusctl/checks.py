@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeus_ipc.checks import Check, fault, note, of_node, ok
+from zeus_common.checks import Check, fault, note, of_node, ok
+from zeus_common.installed import overlap
+from zeus_common.processes import has_sys_admin, output_of
+from zeus_common.text import duration, seconds_since, user_name
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.installed import overlap
-from zeus_ipc.processes import has_sys_admin, output_of
-from zeus_ipc.text import duration, seconds_since, user_name
 from zeusctl import machine_checks
 from zeusctl.session import Session
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import click
 
+from zeus_common.options import SOCKET, Number, option
+from zeus_common.processes import discard_output, prepare_streams
 from zeus_ipc import __version__
-from zeus_ipc.options import SOCKET, Number, option
-from zeus_ipc.processes import discard_output, prepare_streams
 from zeusctl.exits import USAGE, CommandError, Exit, exit_for
 from zeusctl.session import TIMEOUT_S, Session, now
 
@@ -194,8 +194,8 @@ def _fail(error: Exception, json_wanted: bool) -> int:
 
 def _as_command_error(error: Exception) -> CommandError:
     """What went wrong, as a user is told."""
+    from zeus_common.tables import TableError
     from zeus_ipc.errors import ErrorCode, ZeusIpcError
-    from zeus_ipc.tables import TableError
 
     if isinstance(error, CommandError):
         return error

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import click
 
-from zeus_ipc.options import Number, option
-from zeus_ipc.text import duration, energy, memory, number
+from zeus_common.options import Number, option
+from zeus_common.text import duration, energy, memory, number
 from zeusctl.text import table
 
 if TYPE_CHECKING:

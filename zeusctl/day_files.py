@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from zeus_ipc import tables
+from zeus_common import tables
 from zeus_ipc.errors import ErrorCode
 from zeusctl.entities import NOBODYS
 from zeusctl.exits import UNKNOWN_JOB, CommandError

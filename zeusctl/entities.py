@@ -9,9 +9,9 @@ from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from zeus_common.text import duration, named, number, quantity_text, seconds_since, user_name
 from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.limited import BY_LEASE, REASONS, RECENT_S, cause_text
-from zeus_ipc.text import duration, named, number, quantity_text, seconds_since, user_name
 from zeusctl.columns import Columns, Entity, column, columns_of
 from zeusctl.text import reasons, shorten, style
 

@@ -12,10 +12,10 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from zeus_ipc import processes
-from zeus_ipc.checks import Check, fault, note, ok
-from zeus_ipc.processes import PROC
-from zeus_ipc.text import group_name, user_name
+from zeus_common.checks import Check, fault, note, ok
+from zeus_common.processes import PROC
+from zeus_common.text import group_name, user_name
+from zeus_ipc import sockets
 from zeusctl.exits import CommandError
 from zeusctl.slurm import read_settings
 from zeusd.devices.amd.library import CANDIDATES
@@ -231,7 +231,7 @@ def mount_point_of(path: str) -> str:
 
 def listener_of(path: str) -> int | None:
     """Returns the process that listens at a socket; None if it is gone or not visible from here."""
-    pid = processes.listener_of(path, 1.0)
+    pid = sockets.listener_of(path, 1.0)
     return pid if pid is not None and Path(f"/proc/{pid}").exists() else None
 
 

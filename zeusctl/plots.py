@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from zeus_ipc.atomic import replacing
+from zeus_common.atomic import replacing
 from zeusctl.entities import UsedEnergy
 from zeusctl.exits import CommandError
 from zeusctl.usage import Scale, by_day

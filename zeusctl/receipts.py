@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zeus_ipc.receipts import GpuReceipt, Receipt
-from zeus_ipc.text import duration, number
+from zeus_common.receipts import GpuReceipt, Receipt
+from zeus_common.text import duration, number
 from zeusctl.entities import span
 
 

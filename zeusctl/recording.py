@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from zeus_ipc import tables
-from zeus_ipc.atomic import replacing
+from zeus_common import tables
+from zeus_common.atomic import replacing
 from zeusctl.entities import RecordedSample
 from zeusctl.exits import CommandError
 

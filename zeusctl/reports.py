@@ -12,8 +12,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from zeus_ipc.checks import Check
-from zeus_ipc.text import split
+from zeus_common.checks import Check
+from zeus_common.text import split
 from zeusctl.columns import Columns, Entity, column, columns_of
 from zeusctl.entities import (
     Allocation,
@@ -271,7 +271,7 @@ class Failed(ReportHeader, name="error"):
 
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     """What makes each published JSON schema, including those of probe and exercise."""
-    from zeus_ipc import receipts
+    from zeus_common import receipts
     from zeusctl.exercise import report as exercise
     from zeusd.energy.probed import report as probe
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from zeus_ipc.processes import is_missing
+from zeus_common.processes import is_missing
 from zeusctl.exits import CommandError, Exit
 
 if TYPE_CHECKING:

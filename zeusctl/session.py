@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zeus_common.options import SOCKET, option
+from zeus_common.text import named
 from zeus_ipc import __version__
 from zeus_ipc.controls import CEILING_NAME
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.options import SOCKET, option
-from zeus_ipc.paths import SOCKET_ENV, socket_path
-from zeus_ipc.text import named
+from zeus_ipc.sockets import SOCKET_ENV, socket_path
 from zeusctl.exits import USAGE, CommandError
 from zeusctl.text import indices
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from zeus_ipc.checks import on_the_bus
+from zeus_common.checks import on_the_bus
+from zeus_common.processes import output_of
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.processes import output_of
 from zeusctl.exits import USAGE, CommandError
 from zeusctl.parts import MIG, UUIDS, Devices, GpuPart, number_of, together
 from zeusctl.text import indices

@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zeus_common.text import count
+from zeus_common.text import energy as energy_text
 from zeus_ipc.charging import ChargeBasis, bounds_of, reason_of
-from zeus_ipc.text import count
-from zeus_ipc.text import energy as energy_text
 from zeusctl.columns import Column, with_headings
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import NOBODYS, USED, UsedEnergy, account_text

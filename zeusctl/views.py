@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeus_ipc.checks import each_of, read_states
-from zeus_ipc.text import named, quantity_text
+from zeus_common.checks import each_of, read_states
+from zeus_common.text import named, quantity_text
 from zeusctl.entities import Ceiling, Gpu, Lease, Module, Process
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_common.options import SOCKET
+from zeus_common.processes import discard_output
 from zeus_ipc import __version__
-from zeus_ipc.options import SOCKET
-from zeus_ipc.processes import discard_output
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -128,7 +128,7 @@ def _gpus_of_node(socket: str | None) -> list[GpuInfo]:
     """Return the GPUs of the running zeusd."""
     from zeus_ipc.client import Client
     from zeus_ipc.errors import ZeusIpcError
-    from zeus_ipc.paths import socket_path
+    from zeus_ipc.sockets import socket_path
 
     try:
         with Client(socket_path(socket), timeout_s=2.0) as client:

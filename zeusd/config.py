@@ -23,7 +23,7 @@ from pydantic import (
 
 from zeus_ipc.controls import Control
 from zeus_ipc.parsing import Malformed, parse_toml, read_file
-from zeus_ipc.paths import DEFAULT_SOCKET_PATH
+from zeus_ipc.sockets import DEFAULT_SOCKET_PATH
 from zeus_ipc.wire import MegaHertz, explain, matching
 from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
 from zeusd.core.policy import (

@@ -26,8 +26,8 @@ from zeus_ipc.client import Client
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.overriding import override
-from zeus_ipc.paths import socket_path
 from zeus_ipc.replies import Envelope
+from zeus_ipc.sockets import socket_path
 from zeus_ipc.transport import Subscription, Transport
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core

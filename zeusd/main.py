@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from zeus_common.processes import sd_notify
 from zeus_ipc import __version__
-from zeus_ipc.paths import stream_path
-from zeus_ipc.processes import sd_notify
+from zeus_ipc.sockets import stream_path
 from zeusd import config_check, logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core

@@ -10,7 +10,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from zeus_ipc.text import known_user
+from zeus_common.text import known_user
 
 CLIENTS = "clients"
 """Name of the clients' socket (`FileDescriptorName=`)."""

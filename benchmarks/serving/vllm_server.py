@@ -29,9 +29,9 @@ from vllm_cost import beside, start_clocks, start_ledger, start_zeusd
 
 from zeus.serving.clock_control import TTL_S
 from zeus.serving.vllm.probe import MODE_ENV
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 LEDGER = "http://127.0.0.1:9462"
 

@@ -6,9 +6,9 @@ A real GPU does not need this module.
 from __future__ import annotations
 
 from zeus.device import GPU
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 MEASURED = (64, 128, 256, 512, 1024, 2048)
 """Batch sizes whose training steps were measured on a real V100 (ShuffleNet V2, CIFAR-100)."""

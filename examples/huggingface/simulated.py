@@ -10,9 +10,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from zeus.monitor import ZeusMonitor
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 MEASURED = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 """A unit is a training step that takes 0.1 s at the highest limit."""

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 
 from zeus.device import GPU
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 
 def step_on(gpu: GPU, index: int) -> Callable[[], None]:

@@ -14,7 +14,7 @@ import csv
 from importlib.resources import files
 from pathlib import Path
 
-from zeus_ipc.tables import rows
+from zeus_common.tables import rows
 
 STAGES = 8
 

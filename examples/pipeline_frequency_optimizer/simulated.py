@@ -9,9 +9,9 @@ from importlib.resources import files
 
 from zeus.callback import Callback
 from zeus.device import GPU
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 MEASURED = {"A100": "perseus/a100/gpt3-175b/stage0", "A40": "perseus/a40/gpt3-175b/stage0"}
 

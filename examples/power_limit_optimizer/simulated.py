@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Iterator
 
 from zeus.device import GPU
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 
 class GpuWork:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc.errors import RequestRejected
 from zeus_ipc.replies import NodeInfo
-from zeus_ipc.simulation import SimulatedWork
 
 MEASURED_WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 MODELED_WORKLOAD = "model/compute"

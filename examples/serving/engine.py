@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus.serving import Recorder
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 
 PROFILE = Path(__file__).with_name("profile.csv")
 PIECE = 4

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Iterator
 
 from zeus.device import get_gpus
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.errors import RequestRejected, ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 
 _MEASURED = {"V100": "v100", "A40": "a40", "P100": "p100", "RTX 6000": "rtx6000"}
 

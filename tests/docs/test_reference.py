@@ -265,7 +265,7 @@ def test_every_setting_of_the_servers_is_there(site: Site, package: str, name: s
 
 def test_every_environment_variable_is_there(site: Site) -> None:
     found: set[str] = set()
-    for package in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "zeus_fleet"):
+    for package in ("zeus", "zeus_ipc", "zeus_common", "zeusd", "zeusctl", "zeus_fleet"):
         for path in (ROOT / package).rglob("*.py"):
             source = path.read_text()
             if re.search(r"ZEUS|env", source):
@@ -316,7 +316,7 @@ def test_every_public_name_is_there(site: Site) -> None:
     for source in _example_sources():
         for statement in ast.walk(ast.parse(source)):
             module = getattr(statement, "module", None) or ""
-            if module.split(".")[0] in ("zeus", "zeus_ipc"):
+            if module.split(".")[0] in ("zeus", "zeus_ipc", "zeus_common"):
                 wanted |= {f"{module}.{one.name}" for one in statement.names}
     ids = set().union(*(document.ids for document in site.documents.values()))
     aliases = {identity.rpartition(".")[2] for identity in ids if identity.startswith("zeus")}

@@ -12,10 +12,10 @@ import pytest
 from tests.snippets import ROOT
 from tests.zeusctl.kubernetes.node import a_pod
 from zeus.optimizer.batch_size.command import job_lines
+from zeus_common.checks import Check
+from zeus_common.receipts import GpuReceipt, Limit, Occupant, Receipt
 from zeus_fleet.commands.operating import event_text
 from zeus_fleet.records import EventReport
-from zeus_ipc.checks import Check
-from zeus_ipc.receipts import GpuReceipt, Limit, Occupant, Receipt
 from zeus_ipc.replies import CeilingInfo, GpuInfo, GpuState, UsageSum
 from zeusctl import receipts, usage
 from zeusctl.commands.doctor import lines as doctor_lines

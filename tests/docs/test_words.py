@@ -46,7 +46,7 @@ IN_NAMES = {
 }
 """Words that names of the packages do without."""
 
-PACKAGES = ("zeus", "zeus_fleet", "zeus_ipc", "zeusctl", "zeusd")
+PACKAGES = ("zeus", "zeus_common", "zeus_fleet", "zeus_ipc", "zeusctl", "zeusd")
 
 SHARED_CLASSES = {("zeus", "BatchSizeOptimizer")}
 """Both are public, as in ml-energy/zeus: a run's client, and the base class of policies."""

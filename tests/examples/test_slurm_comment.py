@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from zeus_ipc import tables
+from zeus_common import tables
 from zeusctl.day_files import Row
 
 SCRIPT = Path(__file__).parents[2] / "examples/slurm/energy/comment.sh"

@@ -64,7 +64,7 @@ def test_the_version_has_one_source(built: Built) -> None:
     said = re.compile(rf"(?<![\w.]){re.escape(__version__)}(?![\w.])")
     elsewhere = [
         path.relative_to(ROOT).as_posix()
-        for name in ("zeus", "zeusd", "zeus_ipc", "zeusctl", "zeus_fleet")
+        for name in ("zeus", "zeusd", "zeus_ipc", "zeus_common", "zeusctl", "zeus_fleet")
         for path in (ROOT / name).rglob("*.py")
         if path.name != "_version.py" and said.search(path.read_text(encoding="utf-8"))
     ]
@@ -72,7 +72,7 @@ def test_the_version_has_one_source(built: Built) -> None:
 
 
 def test_the_wheel_has_the_packages_and_all_their_files(built: Built) -> None:
-    names = {"zeus", "zeusd", "zeus_ipc", "zeusctl", "zeus_fleet"}
+    names = {"zeus", "zeusd", "zeus_ipc", "zeus_common", "zeusctl", "zeus_fleet"}
     tracked = {
         path.relative_to(ROOT).as_posix()
         for name in names

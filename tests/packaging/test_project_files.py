@@ -200,7 +200,7 @@ def test_a_plugin_of_slurm_is_installed_only_where_slurm_looks(plugin: str, tmp_
     assert "LIBDIR=" in said[1].stderr
 
 
-PACKAGES = ("zeus_ipc", "zeusd", "zeus", "zeusctl", "zeus_fleet")
+PACKAGES = ("zeus_ipc", "zeus_common", "zeusd", "zeus", "zeusctl", "zeus_fleet")
 """Each imports only itself and those before it, see CONTRIBUTING.md."""
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

@@ -203,6 +203,7 @@ class Machine:
         folders = (
             "zeus",
             "zeus_ipc",
+            "zeus_common",
             "zeusd",
             "zeusctl",
             "zeus_fleet",

@@ -14,7 +14,7 @@ import pytest
 
 from tests import needs
 from tests.support import RunningDaemon, configuration, running_daemon, script, wait_for
-from zeus_ipc.simulation import SimulatedNode
+from zeus_common.simulation import SimulatedNode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -64,6 +64,7 @@ def next_tree(folder: Path) -> Path:
     for name in (
         "zeus",
         "zeus_ipc",
+        "zeus_common",
         "zeusd",
         "zeusctl",
         "zeus_fleet",

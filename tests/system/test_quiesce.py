@@ -16,8 +16,8 @@ from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
+from zeus_common.simulation import SimulatedNode
 from zeus_ipc.errors import LeaseExpired, NodeQuiesced, PermissionRefused
-from zeus_ipc.simulation import SimulatedNode
 from zeusd.identity import boot_id
 from zeusd.runtime import driver
 

@@ -26,11 +26,11 @@ from tests.support import (
     script,
     wait_for,
 )
+from zeus_common.simulation import SimulatedNode
 from zeus_ipc import Client, errors
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import DaemonUnavailable
 from zeus_ipc.replies import GpuInfo
-from zeus_ipc.simulation import SimulatedNode
 
 SPEC = "2xv100-pcie:setter_ms=0"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(

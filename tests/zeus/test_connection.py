@@ -12,7 +12,7 @@ from tests.support import running_daemon
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import ZeusGPUInitError, ZeusGPULeaseHeldError
-from zeus_ipc.text import user_name
+from zeus_common.text import user_name
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("", None), ("0.5", 0.5), ("1800", 1800.0)])

@@ -21,9 +21,10 @@ from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus import show_env
 from zeus.show_env import daemon as daemon_rows
 from zeus.show_env import devices, packages
-from zeus_ipc import __version__, processes
-from zeus_ipc.installed import overlap
-from zeus_ipc.paths import SOCKET_ENV
+from zeus_common import processes
+from zeus_common.installed import overlap
+from zeus_ipc import __version__
+from zeus_ipc.sockets import SOCKET_ENV
 from zeusd.devices.nvml import backend as real
 from zeusd.devices.simulated import SimulatedBackend
 

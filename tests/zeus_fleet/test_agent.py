@@ -12,11 +12,11 @@ import pytest
 from tests.support import running_daemon, wait_for
 from tests.zeus_fleet.test_etcd import QUICK, FakeGpus
 from tests.zeusctl.conftest import READINGS
+from zeus_common.simulation import SimulatedNode
 from zeus_fleet import shells
 from zeus_fleet.gpus import ZeusdGpus
 from zeus_fleet.messages import NodeReport, StoreAnswer
 from zeus_fleet.shells import run_agent
-from zeus_ipc.simulation import SimulatedNode
 
 
 def test_a_gpu_that_is_lost_has_no_demand() -> None:

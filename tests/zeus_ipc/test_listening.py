@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zeus.serving.receiver import Receiver
-from zeus_ipc.processes import UnixListener
+from zeus_common.processes import UnixListener
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend
 
 

@@ -20,9 +20,9 @@ from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
-from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
 from zeus_ipc.replies import ErrorBody
 from zeus_ipc.requests import NO_END_NS, NOBODY, Request, SetControl, request_adapter
+from zeus_ipc.sockets import DEFAULT_SOCKET_PATH, socket_path
 from zeus_ipc.wire import MAX_REQUEST_BYTES, PROTOCOL_VERSION
 
 ARGUMENTS: dict[str, dict[str, object]] = {

@@ -16,7 +16,7 @@ import pytest
 
 from tests import needs
 from tests.support import NOBODY, RunningDaemon, configuration, running_daemon, wait_for
-from zeus_ipc.simulation import SimulatedNode
+from zeus_common.simulation import SimulatedNode
 from zeusctl.cli import main
 
 READINGS = (

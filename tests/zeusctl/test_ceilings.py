@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import RunningDaemon, wait_for
 from tests.zeusctl.conftest import Ctl
-from zeus_ipc.simulation import SimulatedWork
+from zeus_common.simulation import SimulatedWork
 from zeusctl.exits import Exit
 from zeusctl.exporter.collector import ZeusdCollector
 

@@ -30,8 +30,8 @@ from tests.support import (
 )
 from tests.zeusctl.conftest import Ctl, as_nobody_says, spawn
 from zeus.optimizer.power_limit.profile import ProfileFile
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.errors import LeaseExpired
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import CommandError, Exit
 from zeusctl.recording import read
 
@@ -79,7 +79,7 @@ def test_a_command_is_listed_with_the_lease_that_it_runs_under(
     with daemon.client() as client:
         node = client.node()
     works = (
-        "import time; from zeus_ipc.simulation import SimulatedWork as Work; "
+        "import time; from zeus_common.simulation import SimulatedWork as Work; "
         f"work = Work({node.simulated!r}, [{node.gpus[1].uuid!r}], 'model/compute'); "
         "work.launch(1e6); time.sleep(100)"
     )

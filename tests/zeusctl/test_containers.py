@@ -17,7 +17,7 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.support import RunningDaemon, public_directory, running_daemon
 from tests.zeusctl.conftest import Ctl
 from zeus.device import visible
-from zeus_ipc.processes import has_sys_admin
+from zeus_common.processes import has_sys_admin
 from zeusctl import checks, machine_checks
 from zeusctl.exits import Exit
 

@@ -25,12 +25,12 @@ from tests.support import (
     wait_for,
 )
 from tests.zeusctl.conftest import NODE, Ctl, as_nobody_says, with_ledger
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.charging import bounds_of, reason_of
 from zeus_ipc.errors import LedgerFailed
 from zeus_ipc.replies import UsageSum
 from zeus_ipc.requests import BUCKET_S
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl import day_files
 from zeusctl.commands.allocate import holdings
 from zeusctl.exits import Exit

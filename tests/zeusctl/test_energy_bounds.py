@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from tests.zeusctl.test_exporter import one
-from zeus_ipc import tables
+from zeus_common import tables
 from zeus_ipc.replies import EstimatedEnergy, LedgerState, LedgerTotal, NodeInfo, Usage, UsageSum
 from zeusctl.day_files import METERS, Row, read, usage_of
 from zeusctl.entities import account_text

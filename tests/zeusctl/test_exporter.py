@@ -26,8 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import needs
 from tests.support import TIMEOUT_S, RunningDaemon, free_port, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS
+from zeus_common.simulation import SimulatedNode
 from zeus_ipc.errors import DeadlineExceeded, OutOfRange
-from zeus_ipc.simulation import SimulatedNode
 from zeusctl.exporter import collector
 from zeusctl.exporter.collector import ZeusdCollector
 

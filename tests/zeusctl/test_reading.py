@@ -19,9 +19,9 @@ from pydantic import TypeAdapter
 
 from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS, Ctl, as_nobody_says, spawn
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.client import Client
 from zeus_ipc.replies import AuditRecords
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.checks import UNITS, _systemd
 from zeusctl.cli import VERBS, main
 from zeusctl.commands import audit

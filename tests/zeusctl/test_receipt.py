@@ -21,11 +21,11 @@ from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, as_nobody_says
 from zeus.exceptions import ZeusArgumentError
 from zeus.monitor import Measurement, ZeusMonitor, receipt
-from zeus_ipc import evidence
+from zeus_common import evidence
+from zeus_common.evidence import make_receipt
+from zeus_common.receipts import Receipt, Subject
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.errors import UnknownGpu
-from zeus_ipc.evidence import make_receipt
-from zeus_ipc.receipts import Receipt, Subject
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import Exit
 from zeusctl.receipts import page
 
@@ -34,7 +34,7 @@ CAP_MW = 150_000
 
 OTHER = f"""
 import sys, time
-from zeus_ipc.simulation import SimulatedWork
+from zeus_common.simulation import SimulatedWork
 with SimulatedWork(sys.argv[1], [sys.argv[2]], {WORKLOAD!r}) as work:
     while True:
         work.run()

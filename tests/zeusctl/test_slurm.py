@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from zeus_ipc.checks import on_the_bus
+from zeus_common.checks import on_the_bus
 from zeusctl.commands.allocate import holdings
 from zeusctl.exits import CommandError
 from zeusctl.parts import Devices, GpuPart

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, with_ledger
-from zeus_ipc.simulation import SimulatedNode
+from zeus_common.simulation import SimulatedNode
 from zeusctl.exits import Exit
 
 

@@ -25,7 +25,7 @@ from click.shell_completion import ShellComplete
 
 from tests.support import TIMEOUT_S, RunningDaemon, wait_for
 from tests.tmux import tmux
-from zeus_ipc.simulation import SimulatedWork
+from zeus_common.simulation import SimulatedWork
 from zeusctl.cli import VERBS, cli
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.zeusd.core.world import facts
-from zeus_ipc import text as numbers
+from zeus_common import text as numbers
 from zeus_ipc.replies import GpuInfo
 from zeusctl import text
 from zeusctl.columns import Entity, column

@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.support import TIMEOUT_S, RunningDaemon, running_daemon, wait_for
-from zeus_ipc.simulation import SimulatedWork
+from zeus_common.simulation import SimulatedWork
 from zeusctl.session import Session
 from zeusctl.text import bar, resample, sparkline
 from zeusctl.top.app import LiveTable, TopApp

@@ -14,7 +14,7 @@ from zeus.monitor import Measurement, ZeusMonitor
 from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
 from zeus.monitor.price import ElectricityPriceProvider, Price
 from zeus.monitor.rates import JOULES_PER_KWH, FetchedRate, by_hour
-from zeus_ipc.epoch import offset_ns
+from zeus_common.epoch import offset_ns
 
 _numbers = itertools.count()
 

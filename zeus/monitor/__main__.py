@@ -12,8 +12,8 @@ from threading import Event
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import PowerDomain, PowerMonitor, ZeusMonitor
+from zeus_common.processes import discard_output
 from zeus_ipc import __version__
-from zeus_ipc.processes import discard_output
 
 
 def command_line() -> argparse.ArgumentParser:

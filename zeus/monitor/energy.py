@@ -23,7 +23,7 @@ from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework, synchronize
 
 if TYPE_CHECKING:
-    from zeus_ipc.receipts import Receipt
+    from zeus_common.receipts import Receipt
 
 
 @dataclass(slots=True, eq=False)

@@ -32,8 +32,8 @@ from zeus_ipc.circuit import WAIT_S, bounded, not_before, unanswered
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 
 if TYPE_CHECKING:
+    from zeus_common.receipts import Receipt
     from zeus_ipc.client import Client
-    from zeus_ipc.receipts import Receipt
     from zeus_ipc.replies import WindowEnergies
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class WindowLookup:
 
     def receipt(self, begin_ns: int, end_ns: int) -> Receipt:
         """Makes the receipt of a window, see `zeus.monitor.receipt`."""
-        from zeus_ipc.evidence import make_receipt
+        from zeus_common.evidence import make_receipt
 
         if self._client is None:
             raise ZeusArgumentError("no GPU was measured, so there is no receipt")

@@ -14,7 +14,7 @@ from zeus.exceptions import from_ipc
 from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.timeline import Timelines
 from zeus.utils.configured import Configured
-from zeus_ipc.epoch import offset_ns
+from zeus_common.epoch import offset_ns
 from zeus_ipc.errors import ZeusIpcError
 
 

@@ -14,8 +14,8 @@ from zeus.compat.table import PAGE
 from zeus.exceptions import ZeusBaseError
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.paths import socket_path
 from zeus_ipc.requests import Domain
+from zeus_ipc.sockets import socket_path
 
 CPU_PERIOD_S = 0.1
 """Interval at which the power of CPUs is read, and the longest wait for a GPU's next sample."""

@@ -22,7 +22,7 @@ from zeus.monitor.measurement import Measurement
 from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework
 from zeus.utils.warn import warn
-from zeus_ipc.epoch import offset_ns
+from zeus_common.epoch import offset_ns
 
 
 class ServiceError(ZeusBaseError):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zeus.exceptions import from_ipc
-from zeus_ipc.epoch import offset_ns
+from zeus_common.epoch import offset_ns
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:

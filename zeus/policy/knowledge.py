@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
 from zeus_ipc.parsing import any_number, parse, read_file
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from zeus_ipc.processes import is_missing
+from zeus_common.processes import is_missing
 
 POLL_S = 0.2
 """Interval at which its output is read."""

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from zeus.analyze import HistoryEntry
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
 from zeus_ipc.wire import explain
 
 MASTER_LOG = "master.log"

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
+from zeus_common.processes import is_missing
 from zeus_ipc.parsing import any_number, parse, read_file
-from zeus_ipc.processes import is_missing
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client

@@ -18,12 +18,12 @@ from zeus.serving.clock_control import ClockControl
 from zeus.serving.clock_requests import ClockPasses, RequestFeed
 from zeus.serving.gpus import chosen
 from zeus.serving.receiver import Receiver
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
+from zeus_common.http_guard import WebServer
+from zeus_common.options import FILE, Number, Whole, one_sentence, option
+from zeus_common.tables import distinct
 from zeus_ipc.client import Client
-from zeus_ipc.http_guard import WebServer
-from zeus_ipc.options import FILE, Number, Whole, one_sentence, option
 from zeus_ipc.parsing import parse, read_file
-from zeus_ipc.tables import distinct
 
 log = logging.getLogger(__name__)
 

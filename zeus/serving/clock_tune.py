@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.rows import known
+from zeus_common.text import table as columns
 from zeus_ipc.overriding import override
-from zeus_ipc.text import table as columns
 
 POLICY = 0
 """The arm that stands for the clock policy instead of a static clock."""

@@ -11,9 +11,9 @@ import click
 from zeus.serving.clock_command import clocks, show_log, tune
 from zeus.serving.rows import BY, IDLE
 from zeus.utils.lazy import needed
+from zeus_common.options import FILE, one_sentence, option
+from zeus_common.tables import distinct
 from zeus_ipc import __version__
-from zeus_ipc.options import FILE, one_sentence, option
-from zeus_ipc.tables import distinct
 
 _idle = option(
     "--idle",
@@ -62,7 +62,7 @@ def replay(
         needed("numpy", "python -m zeus.serving", "serving")
         from zeus.serving.replay import replay as run
         from zeus.serving.replay import unknown, write_rows
-        from zeus_ipc.atomic import write_text
+        from zeus_common.atomic import write_text
 
         distinct((steps, energy, tenants), (out, totals))
         rows, sums = run(steps, energy, method=method, idle=idle, tenants=tenants)

@@ -14,7 +14,7 @@ import numpy as np
 
 from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end, clipped
 from zeus.serving.fit import MOST_PLACES
-from zeus_ipc.tables import Amount, Nanoseconds, TableError, TablePart, Text, read, read_columns
+from zeus_common.tables import Amount, Nanoseconds, TableError, TablePart, Text, read, read_columns
 
 SHORTEST_STEP_NS = 1e5
 """Most steps of an engine are longer: each launches kernels."""

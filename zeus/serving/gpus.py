@@ -7,10 +7,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from zeus_common.text import user_name
 from zeus_ipc.client import Client
 from zeus_ipc.errors import NotSupported, RequestRejected, SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, GpuProcesses
-from zeus_ipc.text import user_name
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from zeus.serving.wire import DEFAULT_SOCKET, MOST_BYTES, EngineStep, Message, Unpacker
+from zeus_common.processes import UnixListener
 from zeus_ipc.errors import RequestRejected
-from zeus_ipc.processes import UnixListener
 
 log = logging.getLogger(__name__)
 

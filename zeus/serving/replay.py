@@ -16,7 +16,7 @@ from zeus.serving.files import check_clocks, read_steps, read_tenants, read_upda
 from zeus.serving.ledger import Ledger
 from zeus.serving.rows import ClosedPeriod, RequestEnergy, Totals, known
 from zeus.serving.settlement import idle_energy
-from zeus_ipc.tables import TableError, write
+from zeus_common.tables import TableError, write
 
 TOKENS_RULE, TOKENS_SENSOR = 0.15, 0.05
 """Errors of a split by tokens, and of one step's energy, relative, one sigma."""
@@ -151,7 +151,7 @@ def _by_tenant(rows: Sequence[RequestEnergy], owner_j: float | None) -> dict[str
 
 
 def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:
-    """Writes requests; see `zeus_ipc.tables.write`."""
+    """Writes requests; see `zeus_common.tables.write`."""
     kinds = {name: str if name in _TEXTS else float for name in OUT_COLUMNS}
     write(path, kinds, ([known(getattr(row, name)) for name in OUT_COLUMNS] for row in rows))
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from zeus.serving.rows import Joules, Totals
-from zeus_ipc.tables import Nanoseconds, Seconds, read_lines
-from zeus_ipc.text import table as columns
+from zeus_common.tables import Nanoseconds, Seconds, read_lines
+from zeus_common.text import table as columns
 
 COLUMNS = (
     "requests", "refused", "joules", "idle_j", "j_per_output_token", "mean_j", "p50_j", "p95_j",

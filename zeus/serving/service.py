@@ -29,11 +29,11 @@ from zeus.serving.ledger import Ledger
 from zeus.serving.receiver import MOST_ENGINES, Receiver
 from zeus.serving.rows import RequestEnergy, Totals
 from zeus.serving.wire import Message, Owner, socket_paths
-from zeus_ipc.atomic import append_text, write_text
+from zeus_common.atomic import append_text, write_text
+from zeus_common.http_guard import WebServer
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.http_guard import WebServer
-from zeus_ipc.paths import host_and_port
+from zeus_ipc.parsing import host_and_port
 
 if TYPE_CHECKING:
     from zeus.serving.metrics import EnergyCollector

@@ -14,7 +14,7 @@ from typing import Any
 
 from zeus.serving.rows import RequestEnergy
 from zeus.utils.lazy import needed
-from zeus_ipc.epoch import offset_ns
+from zeus_common.epoch import offset_ns
 
 SPAN = "zeus.energy"
 SCOPE = "zeus.serving"

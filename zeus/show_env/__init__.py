@@ -14,8 +14,8 @@ from typing import Any
 
 from zeus.show_env import daemon, devices, packages
 from zeus.show_env.packages import Row, unexpected
+from zeus_common.processes import discard_output
 from zeus_ipc import __version__
-from zeus_ipc.processes import discard_output
 
 
 def command_line() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zeus.show_env.packages import Row, unexpected
-from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV, socket_path
+from zeus_ipc.sockets import DEFAULT_SOCKET_PATH, SOCKET_ENV, socket_path
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -48,7 +48,7 @@ def ask_zeusd() -> Zeusd:
             f"or name its socket in {SOCKET_ENV}",
         )
     try:
-        from zeus_ipc.checks import of_node
+        from zeus_common.checks import of_node
         from zeus_ipc.client import Client
         from zeus_ipc.errors import ZeusIpcError
     except ImportError as error:

@@ -8,10 +8,10 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from zeus_common.installed import overlap
+from zeus_common.processes import has_sys_admin
+from zeus_common.text import group_name, user_name
 from zeus_ipc._version import __version__
-from zeus_ipc.installed import overlap
-from zeus_ipc.processes import has_sys_admin
-from zeus_ipc.text import group_name, user_name
 
 REINSTALL = "install zeusd again: pip install --force-reinstall zeusd"
 

@@ -11,9 +11,9 @@ from zeus.simulate.plots import FORMATS, KINDS
 from zeus.simulate.results import RunRow, read_rows
 from zeus.simulate.summary import tables
 from zeus.simulate.workloads import WORKLOADS
+from zeus_common.options import FILE, WHOLE, one_sentence
+from zeus_common.tables import distinct
 from zeus_ipc import __version__
-from zeus_ipc.options import FILE, WHOLE, one_sentence
-from zeus_ipc.tables import distinct
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,7 +15,7 @@ from typing import Any
 
 from zeus.simulate.workloads import WORKLOADS
 from zeus.utils.lazy import needed
-from zeus_ipc.tables import Amount, TableError, Text, kinds, read, rows, write
+from zeus_common.tables import Amount, TableError, Text, kinds, read, rows, write
 
 
 def kmeans_1d(values: Sequence[float], k: int) -> list[int]:
@@ -199,12 +199,12 @@ def make_groups(
 
 
 def write_groups(groups: Iterable[GroupJob], path: str | os.PathLike[str]) -> None:
-    """Writes groups; see `zeus_ipc.tables.write`."""
+    """Writes groups; see `zeus_common.tables.write`."""
     write(Path(path), kinds(GroupJob), map(astuple, groups))
 
 
 def read_groups(path: str | os.PathLike[str]) -> dict[str, list[GroupJob]]:
-    """Reads groups; see `zeus_ipc.tables.read`.
+    """Reads groups; see `zeus_common.tables.read`.
 
     Returns:
         For each group its jobs by start.

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from zeus_ipc.tables import Amount, kinds, read, write
+from zeus_common.tables import Amount, kinds, read, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ def _one_series(runs: list[RunRow]) -> Series:
 
 
 def write_rows(rows: Iterable[RunRow], path: str | os.PathLike[str]) -> None:
-    """Writes rows; see `zeus_ipc.tables.write`."""
+    """Writes rows; see `zeus_common.tables.write`."""
     write(Path(path), kinds(RunRow), map(astuple, rows))
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[RunRow]:
-    """Reads what `write_rows` wrote; see `zeus_ipc.tables.read`."""
+    """Reads what `write_rows` wrote; see `zeus_common.tables.read`."""
     return [row for _, row in read(path, RunRow)]

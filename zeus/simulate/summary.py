@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from zeus.simulate.results import RunRow, Series, series
-from zeus_ipc.text import count, table
+from zeus_common.text import count, table
 
 _AMOUNTS = (attrgetter("energy"), attrgetter("time"), attrgetter("cost"))
 _DEFAULTS = (

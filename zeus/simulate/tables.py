@@ -23,7 +23,7 @@ from pydantic import Field
 
 from zeus.job import Job
 from zeus.utils.metric import zeus_cost
-from zeus_ipc.tables import Row, TableError, Text, Watts, read
+from zeus_common.tables import Row, TableError, Text, Watts, read
 
 Count = Annotated[int, Field(gt=0, description="a whole number above 0")]
 

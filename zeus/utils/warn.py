@@ -9,7 +9,9 @@ from pathlib import Path
 from types import FrameType
 
 _HOME = Path(__file__).parents[2]
-_OURS = tuple(f"{_HOME / name}{os.sep}" for name in ("zeus", "zeus_ipc", "zeusd", "zeusctl"))
+_OURS = tuple(
+    f"{_HOME / name}{os.sep}" for name in ("zeus", "zeus_ipc", "zeus_common", "zeusd", "zeusctl")
+)
 _LIBRARIES = (f"{os.path.dirname(os.__file__)}{os.sep}", "<frozen ")
 
 

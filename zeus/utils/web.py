@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from zeus import __version__
 from zeus.exceptions import ZeusBaseError
 from zeus.utils.settings import HttpSettings
-from zeus_ipc.http_guard import wrong_host
+from zeus_common.http_guard import wrong_host
 from zeus_ipc.parsing import Malformed, any_number, parse
 from zeus_ipc.wire import explain
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_common.options import FILE, Number
 from zeus_fleet import schedule, signals
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.messages import Budget, LimitEvent
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
-from zeus_ipc.options import FILE, Number
 from zeus_ipc.parsing import parse_toml, read_file
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zeus_ipc.options import FILE
+from zeus_common.options import FILE
 
 if TYPE_CHECKING:
     from zeus_fleet.store import FleetStore

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_common.atomic import append_text
+from zeus_common.options import FILE, Number, Whole, one_sentence
+from zeus_common.tables import distinct
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.records import EventReport, Record, read, reports, svg
 from zeus_fleet.view import FleetView, NodeView, Watcher
-from zeus_ipc.atomic import append_text
-from zeus_ipc.options import FILE, Number, Whole, one_sentence
-from zeus_ipc.paths import host_and_port
-from zeus_ipc.tables import distinct
+from zeus_ipc.parsing import host_and_port
 
 if TYPE_CHECKING:
     from zeus_fleet.store import FleetStore

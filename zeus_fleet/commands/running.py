@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from zeus_common.options import SOCKET, WHOLE, Number, Whole
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.messages import Timing
 from zeus_fleet.policies import FLOOR, POLICIES, JobPolicy, water_filling
 from zeus_fleet.simulation import CLUSTERS, PolicyResult, blind, compare, of_jobs
-from zeus_ipc.options import SOCKET, WHOLE, Number, Whole
 
 
 @click.command()
@@ -29,11 +29,11 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
 
     Its user must be a zeusd administrator. It needs no other permissions.
     """
+    from zeus_common.processes import sd_notify
     from zeus_fleet.gpus import ZEUSD_TIMEOUT_S, ZeusdGpus
     from zeus_fleet.shells import run_agent
     from zeus_ipc import Client
     from zeus_ipc.errors import ZeusIpcError
-    from zeus_ipc.processes import sd_notify
 
     log_to_stderr()
     try:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
+from zeus_common.options import FOLDER, option
 from zeus_ipc import __version__
-from zeus_ipc.options import FOLDER, option
 from zeusctl.arguments import complete_schema, complete_verb, without_effect
 from zeusctl.exits import MEANINGS
 from zeusctl.reports import schemas as published

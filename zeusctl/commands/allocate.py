@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_common.options import EXISTING_FOLDER, Whole, option
+from zeus_common.processes import output_of
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.options import EXISTING_FOLDER, Whole, option
-from zeus_ipc.processes import output_of
 from zeusctl.arguments import UserArgument, gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import ALLOCATION, Allocation

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zeus_ipc.options import Whole, option
+from zeus_common.options import Whole, option
 from zeusctl.arguments import gpus_argument
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import EVENT, Event

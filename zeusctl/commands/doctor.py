@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from zeus_ipc.checks import Check
-from zeus_ipc.options import option
+from zeus_common.checks import Check
+from zeus_common.options import option
 from zeusctl.exits import Exit
 from zeusctl.probe import ABOUT, OPTIONS
 from zeusctl.reports import DoctorReport

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zeus_ipc import tables
-from zeus_ipc.options import EXISTING_FOLDER, FILE, OUTPUT, option
-from zeus_ipc.text import count, user_name
+from zeus_common import tables
+from zeus_common.options import EXISTING_FOLDER, FILE, OUTPUT, option
+from zeus_common.text import count, user_name
 from zeusctl import usage
 from zeusctl.arguments import UserArgument, without_effect
 from zeusctl.columns import csv_lines

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_common.options import FILE, option
+from zeus_common.processes import output_of
+from zeus_common.text import count
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.options import FILE, option
-from zeus_ipc.processes import output_of
-from zeus_ipc.text import count
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import USAGE, CommandError, Exit, check_writable
 from zeusctl.session import Session, verb

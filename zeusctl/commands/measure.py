@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from zeus_ipc.checks import each_of
+from zeus_common.checks import each_of
+from zeus_common.options import FILE, option
 from zeus_ipc.circuit import bounded
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
-from zeus_ipc.options import FILE, option
 from zeusctl.arguments import CommandVerb, command_argument, gpus_argument
 from zeusctl.columns import lines as table_of
 from zeusctl.entities import MEASURED, Limited, Measured

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from zeus_common.text import count, named
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.text import count, named
 from zeusctl.entities import KnownGpu
 from zeusctl.exits import CommandError
 from zeusctl.reports import QuiesceReport, ResumeReport

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from zeus_ipc.evidence import make_receipt
-from zeus_ipc.options import EXISTING_FILE, FILE, Whole, option
-from zeus_ipc.receipts import Receipt, Subject
+from zeus_common.evidence import make_receipt
+from zeus_common.options import EXISTING_FILE, FILE, Whole, option
+from zeus_common.receipts import Receipt, Subject
 from zeus_ipc.requests import BUCKET_S
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import UNKNOWN_JOB, CommandError, Exit, writing

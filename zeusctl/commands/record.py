@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeus_ipc.epoch import offset_ns
-from zeus_ipc.options import EXISTING_FILE, FILE, OUTPUT, option
-from zeus_ipc.text import count
+from zeus_common.epoch import offset_ns
+from zeus_common.options import EXISTING_FILE, FILE, OUTPUT, option
+from zeus_common.text import count
 from zeusctl import plots
 from zeusctl.arguments import Duration, gpus_argument, without_effect
 from zeusctl.entities import RecordedSample
@@ -134,7 +134,7 @@ def plot(
     zeusctl plot 0,1 -o run.svg --recording run.csv
     zeusctl plot -o tradeoff.png --profile power_limits.json
     """
-    from zeus_ipc.tables import distinct
+    from zeus_common.tables import distinct
 
     if recording is not None:
         without_effect("with --recording", "--profile", "--last")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zeus_ipc.checks import each_of
+from zeus_common.checks import each_of
+from zeus_common.options import Whole, option
+from zeus_common.text import count, gpus_text, quantity_text, user_name, value_text
 from zeus_ipc.controls import SPECS
 from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.options import Whole, option
-from zeus_ipc.text import count, gpus_text, quantity_text, user_name, value_text
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.entities import Lease, Outcome, holder
 from zeusctl.exits import CommandError

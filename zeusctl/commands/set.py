@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_common.options import ParamType, option
+from zeus_common.processes import sd_notify
+from zeus_common.text import count, gpus_text, quantity_text
 from zeus_ipc.circuit import bounded
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeus_ipc.errors import ErrorCode, RequestTimeout, ZeusIpcError
-from zeus_ipc.options import ParamType, option
-from zeus_ipc.processes import sd_notify
-from zeus_ipc.text import count, gpus_text, quantity_text
 from zeusctl.arguments import (
     CommandVerb,
     Duration,

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zeus_ipc.checks import read_states
-from zeus_ipc.options import option
-from zeus_ipc.text import count, duration, gpus_text, number
+from zeus_common.checks import read_states
+from zeus_common.options import option
+from zeus_common.text import count, duration, gpus_text, number
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of

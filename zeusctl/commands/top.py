@@ -8,7 +8,7 @@ import time
 
 import click
 
-from zeus_ipc.options import Number, Whole, option
+from zeus_common.options import Number, Whole, option
 from zeusctl.arguments import gpus_argument
 from zeusctl.commands.status import lines as status_lines
 from zeusctl.commands.status import read as read_status

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from zeus_common.text import value_text
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
-from zeus_ipc.text import value_text
 from zeusctl.exercise import outside
 from zeusctl.exercise.report import (
     Condition,

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from zeus_common.text import count, value_text
 from zeus_ipc.controls import Control
-from zeus_ipc.text import count, value_text
 
 SCHEMA = "zeusctl.exercise/1"
 

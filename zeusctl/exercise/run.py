@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from zeus_common.text import count, value_text
 from zeus_ipc import __version__
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
-from zeus_ipc.text import count, value_text
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import eventually, exercise, held
 from zeusctl.exercise.report import Condition, ControlValues, ExercisedGpu, ExerciseReport

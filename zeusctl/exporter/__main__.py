@@ -7,10 +7,10 @@ import sys
 
 import click
 
+from zeus_common.options import SOCKET, option
+from zeus_common.processes import discard_output
 from zeus_ipc import __version__
-from zeus_ipc.options import SOCKET, option
-from zeus_ipc.paths import host_and_port
-from zeus_ipc.processes import discard_output
+from zeus_ipc.parsing import host_and_port
 
 DEFAULT_LISTEN = "127.0.0.1:9850"
 TIMEOUT_S = 3.0
@@ -58,8 +58,8 @@ def main(
         raise SystemExit(
             'zeusd-exporter: prometheus_client is not installed; pip install "zeusd[metrics]"'
         ) from None
+    from zeus_common.http_guard import WebServer
     from zeus_ipc.client import Client
-    from zeus_ipc.http_guard import WebServer
     from zeusctl.exporter.collector import ZeusdCollector
     from zeusctl.running import asked_to_end
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from prometheus_client.core import Metric
 
+from zeus_common.text import user_name
 from zeus_ipc.charging import bounds_of
 from zeus_ipc.replies import EstimatedEnergy, LedgerState, LedgerTotal, NodeInfo
-from zeus_ipc.text import user_name
 from zeusctl.exporter.metrics import LEDGER, WORKLOADS, Samples
 
 MAX_ACCOUNTS = 200

@@ -11,13 +11,13 @@ from itertools import product
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from zeus_ipc.checks import read_states
+from zeus_common.checks import read_states
+from zeus_common.outage import Outage
+from zeus_common.text import user_name
 from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.outage import Outage
 from zeus_ipc.replies import CALL_BUCKETS_S, GpuInfo, GpuState, LeaseInfo, Metrics, NodeInfo
-from zeus_ipc.text import user_name
 from zeusctl.columns import ExporterMetric as Declared
 from zeusctl.columns import columns_of
 from zeusctl.entities import Gpu, problems_of

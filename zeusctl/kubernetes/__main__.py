@@ -9,8 +9,8 @@ import threading
 
 import click
 
+from zeus_common.options import SOCKET, option
 from zeus_ipc import __version__
-from zeus_ipc.options import SOCKET, option
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 

@@ -18,12 +18,12 @@ import urllib3
 from kubernetes import client
 from kubernetes.client.rest import ApiException
 
+from zeus_common.checks import read_states
+from zeus_common.text import named
 from zeus_ipc import Client
-from zeus_ipc.checks import read_states
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.overriding import override
 from zeus_ipc.replies import GpuInfo
-from zeus_ipc.text import named
 from zeusctl.kubernetes.kubelet import DRIVERS, Kubelet, KubeletUnavailable
 from zeusctl.kubernetes.plan import (
     REFUSED,

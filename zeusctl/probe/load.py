@@ -219,7 +219,7 @@ def load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
         simulated: Socket of the simulated devices; None on a real node.
     """
     if simulated is not None:
-        from zeus_ipc.simulation import SimulatedWork  # the probe runs without any package
+        from zeus_common.simulation import SimulatedWork  # the probe runs without any package
 
         work = SimulatedWork(simulated, [gpu.uuid], "model/compute")
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zeus_ipc.text import count, table
+from zeus_common.text import count, table
 from zeusd.energy.probed.compare import compare, model_of
 from zeusd.energy.probed.period import UpdatePeriod
 from zeusd.energy.probed.report import DriverEstimates, EstimatedPoint, ProbedGpu, ProbeReport

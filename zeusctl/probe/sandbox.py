@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zeus_ipc.processes import output_of
+from zeus_common.processes import output_of
 from zeusctl.probe.driver import NoDriverError
 from zeusd.energy.probed.report import ProbeReport, from_json
 

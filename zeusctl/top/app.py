@@ -14,7 +14,7 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import DataTable, Input, Static
 
-from zeus_ipc.text import count, duration
+from zeus_common.text import count, duration
 from zeusctl.columns import Column
 from zeusctl.entities import LEASE, PROCESS, Lease
 from zeusctl.exits import Exit

@@ -17,7 +17,7 @@ from functools import lru_cache
 from os.path import basename
 from pathlib import Path
 
-from zeus_ipc.processes import peer_of
+from zeus_ipc.sockets import peer_of
 from zeusd import identity
 from zeusd.core.model import Peer, ProcessIdentity, ProcessUsage
 from zeusd.devices.port import printable

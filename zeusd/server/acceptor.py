@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from zeus_ipc.processes import peer_of
+from zeus_ipc.sockets import peer_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.server import descriptors
 from zeusd.server.connection import ClientConnection

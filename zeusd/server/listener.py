@@ -9,7 +9,7 @@ import socket
 import stat
 from pathlib import Path
 
-from zeus_ipc.processes import UnixListener
+from zeus_common.processes import UnixListener
 from zeusd.identity import flock_within
 from zeusd.server import descriptors
 

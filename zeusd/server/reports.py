@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zeus_ipc.text import known_user
+from zeus_common.text import known_user
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from zeus_ipc.processes import peer_of
+from zeus_ipc.sockets import peer_of
 
 
 @dataclass(frozen=True, slots=True)

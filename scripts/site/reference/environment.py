@@ -16,8 +16,8 @@ from zeus.serving.metrics import URL_ENV
 from zeus.serving.vllm.probe import MODE_ENV
 from zeus.serving.wire import DEFAULT_SOCKET
 from zeus.serving.wire import SOCKET_ENV as SERVING_SOCKET_ENV
-from zeus_ipc.http_guard import HOSTS
-from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
+from zeus_common.http_guard import HOSTS
+from zeus_ipc.sockets import DEFAULT_SOCKET_PATH, SOCKET_ENV
 from zeusctl.exporter.__main__ import DEFAULT_LISTEN
 from zeusd.embed import STATE_DIR_ENV
 from zeusd.identity import EMBEDDED_STATE_DIR

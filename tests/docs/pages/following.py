@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.snippets import ROOT, Block, every
-from zeus_ipc.text import user_name
+from zeus_common.text import user_name
 
 DOCS = ROOT / "docs"
 

@@ -18,7 +18,7 @@ import pytest
 from tests.docs.pages.following import DOCS, shapes
 from tests.snippets import every
 from tests.support import RunningDaemon, running_daemon, wait_for
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeusctl.cli import main
 from zeusd.devices.simulated.node import CALLS
 

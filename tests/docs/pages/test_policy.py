@@ -16,7 +16,7 @@ from tests.docs.pages.following import DOCS
 from tests.snippets import ROOT, every
 from tests.zeusd.core import world as worlds
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc import text
+from zeus_common import text
 from zeus_ipc.requests import request_adapter
 from zeusd import config
 from zeusd.core.model import GpuFacts

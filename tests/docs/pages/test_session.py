@@ -24,7 +24,7 @@ SHELL = f"""sudo() {{ "$@"; }}; zeusctl() {{ {shlex.quote(sys.executable)} -m ze
 TRAINING = """
 import sys
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
+from zeus_common.simulation import SimulatedWork
 client = Client(sys.argv[1])
 node = client.node()
 client.set_power_limit(node.gpus[0].uuid, 125_000)

@@ -29,8 +29,8 @@ from zeus.optimizer.power_limit import (
     Ready,
 )
 from zeus.optimizer.power_limit.states import State
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
 
 UNITS = 0.1
 """A step's work: some 10 ms at the highest limit."""

@@ -442,7 +442,7 @@ def test_jax_is_not_imported_for_a_monitor_of_its_work(node: VirtualNode) -> Non
 def published_traces(folder: Path) -> list[Path]:
     """The measured tables of train and power as ml-energy/zeus has them: a row in each line."""
     from zeus.simulate.study import _traces
-    from zeus_ipc.tables import rows
+    from zeus_common.tables import rows
 
     paths = [folder / "summary_train.csv", folder / "summary_power.csv"]
     for path, shipped in zip(paths, _traces("v100", "", ""), strict=True):

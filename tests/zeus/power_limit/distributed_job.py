@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.support import wait_for
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, leader, ranks
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
 
 UNITS = 0.3
 """A step's work: some 30 ms at the highest limit."""

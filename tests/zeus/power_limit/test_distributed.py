@@ -22,8 +22,8 @@ from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, 
 from zeus.optimizer.power_limit.adaptive import AVERAGED_S, REACH
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.review import APART
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
 
 needs.package("torch")
 

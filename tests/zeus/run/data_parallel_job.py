@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from zeus.run import ZeusCostThresholdExceededError, ZeusDataLoader
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
 
 SAMPLES = TensorDataset(torch.rand(8 * 30, 8))
 UNITS = 0.8

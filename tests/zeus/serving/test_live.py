@@ -47,8 +47,8 @@ from zeus.serving.wire import (
     pack_request,
     packet,
 )
+from zeus_common.http_guard import WebServer
 from zeus_ipc.errors import RequestRejected
-from zeus_ipc.http_guard import WebServer
 from zeus_ipc.replies import Sample
 
 MS = 10**6

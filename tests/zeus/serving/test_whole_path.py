@@ -19,8 +19,8 @@ from zeus.serving.columns import Updates
 from zeus.serving.ledger import Ledger
 from zeus.serving.recorder import Recorder
 from zeus.serving.service import SampleReceiver, Service, StoredWeights
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
 
 WEIGHTS = {0.0: [0.5, *[0.0] * 10, 50.0]}
 """Plausible weights, with which twenty updates are enough: these tests are about sums."""

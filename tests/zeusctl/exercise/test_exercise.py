@@ -16,8 +16,8 @@ from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble
 from tests.snippets import ROOT
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, spawn
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.controls import Control
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import _all_taken, clock_ranges, power_limits, rounding
 from zeusctl.exercise.report import SetTrial, ValueRounding

@@ -14,8 +14,8 @@ import pytest
 
 from tests import seeds
 from tests.support import script, wait_for
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend
 
@@ -73,7 +73,7 @@ def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
 def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:
     nvml, path = node
     worker = script(
-        "import sys; from zeus_ipc.simulation import SimulatedWork\n"
+        "import sys; from zeus_common.simulation import SimulatedWork\n"
         "work = SimulatedWork(sys.argv[1], [sys.argv[2]], 'model/compute')\n"
         "work.launch(1e6); print('busy', flush=True); sys.stdin.read()",
         path,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import wait_for
+from zeus_common.simulation import SimulatedWork
+from zeus_common.tables import TableError, records
 from zeus_ipc.errors import RequestRejected
-from zeus_ipc.simulation import SimulatedWork
-from zeus_ipc.tables import TableError, records
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock
 from zeusd.devices.simulated.models import DEVICES
 
@@ -312,7 +312,7 @@ def test_a_large_profile_fits_into_one_message(
 def test_garbage_instructions_are_refused(
     served: tuple[SimulatedBackend, str], instructions: object
 ) -> None:
-    from zeus_ipc.simulation import _DeviceSocket
+    from zeus_common.simulation import _DeviceSocket
 
     nvml, path = served
     devices = _DeviceSocket(path)

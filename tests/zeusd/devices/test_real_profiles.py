@@ -11,7 +11,7 @@ import pytest
 
 from tests.fake_nvml.double import ALWAYS, NEVER, mask_of
 from tests.zeusd.devices.opening import Opener, code_of
-from zeus_ipc.checks import Check
+from zeus_common.checks import Check
 from zeus_ipc.controls import PROFILES, Control
 from zeusctl.machine_checks import profiles_check
 from zeusd.devices.nvml.codes import Return

@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from zeus_ipc.simulation import SimulatedNode
+from zeus_common.simulation import SimulatedNode
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock

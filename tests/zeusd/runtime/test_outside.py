@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support import RunningDaemon, configuration, running_daemon, wait_for
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.client import Client
 from zeus_ipc.limited import BMC, BY_LEASE, SITE
 from zeus_ipc.replies import GpuInfo
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 
 SITED, FREE, BOARD = 0, 1, 2
 SITE_MW, CEILING_MW, LEASE_MW, BOARD_MW = 230_000, 200_000, 170_000, 140_000

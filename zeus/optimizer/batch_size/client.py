@@ -38,7 +38,7 @@ from zeus.optimizer.batch_size.run import ActiveRun
 from zeus.policy.recurrence import Used
 from zeus.utils import framework
 from zeus.utils.configured import OfProcess
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
 from zeus_ipc.parsing import parse, read_file
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import click
 
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
-from zeus_ipc.text import count, duration, table
+from zeus_common.text import count, duration, table
 from zeus_ipc.wire import explain
 
 APP = "zeus.optimizer.batch_size.server.router:app"

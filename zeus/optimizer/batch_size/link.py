@@ -24,7 +24,7 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
 from zeus.utils.http import retrying
-from zeus_ipc.outage import Outage
+from zeus_common.outage import Outage
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteration
 from zeus.utils.progress import progress_bar
+from zeus_common.options import FOLDER, NUMBER, WHOLE
 from zeus_ipc import __version__
-from zeus_ipc.options import FOLDER, NUMBER, WHOLE
 from zeus_ipc.parsing import parse, read_file
 
 if TYPE_CHECKING:

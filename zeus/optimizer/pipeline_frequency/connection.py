@@ -34,7 +34,7 @@ from zeus.optimizer.pipeline_frequency.follower import Schedule
 from zeus.optimizer.pipeline_frequency.iteration_times import Least
 from zeus.utils.framework import Notes, RanksUnreachable
 from zeus.utils.http import CONNECT_S, client, detail, retrying
-from zeus_ipc.outage import Outage
+from zeus_common.outage import Outage
 
 if TYPE_CHECKING:
     import httpx

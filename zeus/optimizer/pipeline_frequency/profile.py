@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus_ipc import tables
+from zeus_common import tables
 
 SettingName = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -132,7 +132,7 @@ class InstructionProfile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> InstructionProfile:
-        """Reads a profile with five columns, or more; see `zeus_ipc.tables.read`.
+        """Reads a profile with five columns, or more; see `zeus_common.tables.read`.
 
         Raises:
             PipelineFrequencyError: It is not valid; the message names the line and the column.

@@ -25,10 +25,10 @@ from zeus.optimizer.power_limit.ranks import Ranks, connect
 from zeus.optimizer.power_limit.settings import Setting, watts
 from zeus.utils import framework
 from zeus.utils.warn import warn
+from zeus_common.text import user_name
 from zeus_ipc.circuit import WAIT_S
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import LeaseInfo
-from zeus_ipc.text import user_name
 
 log = logging.getLogger(__name__)
 

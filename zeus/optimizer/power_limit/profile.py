@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.settings import KINDS, Kind, beside
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
 from zeus_ipc.wire import explain
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate
-from zeus_ipc.atomic import replacing
+from zeus_common.atomic import replacing
 
 _BLUE, _GREEN = "#4c72b0", "#2a9d4a"
 

@@ -1,6 +1,6 @@
 """The simulated counterpart of /dev/nvidia*: other processes run work on simulated GPUs through it.
 
-One connection is one context. Its messages are msgpack maps (see `zeus_ipc.simulation`). When it
+One connection is one context. Its messages are msgpack maps (see `zeus_common.simulation`). When it
 ends for any reason, its work ends.
 """
 
@@ -16,9 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from zeus_common.processes import UnixListener
+from zeus_common.simulation import PROFILE_PREFIX
 from zeus_ipc.codec import decode_request, encode
-from zeus_ipc.processes import UnixListener, peer_of
-from zeus_ipc.simulation import PROFILE_PREFIX
+from zeus_ipc.sockets import peer_of
 from zeusd.devices.simulated.gpu import Quirks
 from zeusd.devices.simulated.instructions import Instructions, instructions_of
 from zeusd.devices.simulated.node import SimulatedBackend

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
+from zeus_common.simulation import PROFILE_PREFIX, of_stage, read_profile, split_profile
 from zeus_ipc.overriding import override
-from zeus_ipc.simulation import PROFILE_PREFIX, of_stage, read_profile, split_profile
 from zeusd.devices.simulated.models import DeviceModel
 from zeusd.devices.simulated.physics import OperatingPoint
 from zeusd.devices.simulated.workloads import SimulatedWorkload

@@ -12,8 +12,8 @@ from importlib.resources import files
 from operator import itemgetter
 from typing import Protocol
 
+from zeus_common.tables import records
 from zeus_ipc.overriding import override
-from zeus_ipc.tables import records
 from zeusd.devices.simulated.models import DEVICES, DeviceModel
 from zeusd.devices.simulated.physics import ModelLoad, OperatingPoint, power_w, settle, slowdown
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer
 from zeus.optimizer.pipeline_frequency.online_profiler import ProfilerSettings
+from zeus_common.simulation import SimulatedWork
 from zeus_ipc import Client
-from zeus_ipc.simulation import SimulatedWork
 
 MICROBATCHES = 3
 MOST_ITERATIONS = 4000

@@ -24,8 +24,8 @@ from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeus.optimizer.pipeline_frequency import frequency_controller
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc import Client, prepared
-from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 
 OpenNode = Callable[[str], VirtualNode]
 WORKLOAD = "perseus/a100/gpt3-175b/stage0"

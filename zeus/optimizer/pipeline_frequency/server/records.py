@@ -48,7 +48,7 @@ from zeus.optimizer.pipeline_frequency.server.job import (
 )
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 from zeus.utils.database import cause_of, sqlite_engine, transaction
-from zeus_ipc.atomic import write_text
+from zeus_common.atomic import write_text
 
 logger = logging.getLogger(__name__)
 

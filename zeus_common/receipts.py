@@ -12,9 +12,9 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
 
+from zeus_common.text import user_name
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import AuditRecord, AuditRecords, GpuInfo, NodeInfo, UsageSum, WindowEnergies
-from zeus_ipc.text import user_name
 from zeus_ipc.wire import Message
 
 SCHEMA: Final = "zeusctl.receipt/1"

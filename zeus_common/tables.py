@@ -33,7 +33,7 @@ from typing import IO, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from zeus_ipc.atomic import replacing
+from zeus_common.atomic import replacing
 from zeus_ipc.wire import sentence
 
 _CHUNK = 20_000

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.zeusd.core.world import facts
-from zeus_ipc.receipts import Evidence, Receipt, Subject, receipt_of
+from zeus_common.receipts import Evidence, Receipt, Subject, receipt_of
 from zeus_ipc.replies import (
     AuditRecord,
     AuditRecords,

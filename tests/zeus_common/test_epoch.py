@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from zeus_ipc.epoch import offset_ns
+from zeus_common.epoch import offset_ns
 
 EPOCH_NS = 1_700_000_000 * 10**9
 

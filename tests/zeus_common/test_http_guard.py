@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support import wait_for
-from zeus_ipc import http_guard
-from zeus_ipc.http_guard import HOSTS, MOST_CONNECTIONS, WebServer, wrong_host
+from zeus_common import http_guard
+from zeus_common.http_guard import HOSTS, MOST_CONNECTIONS, WebServer, wrong_host
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from zeus_common.epoch import offset_ns
+from zeus_common.receipts import EDGE_MS, Evidence, Receipt, Subject, receipt_of
 from zeus_ipc.errors import NotSupported, SeveralGpusFailed, UnknownGpu, ZeusIpcError
-from zeus_ipc.receipts import EDGE_MS, Evidence, Receipt, Subject, receipt_of
 from zeus_ipc.requests import BUCKET_S
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def make_receipt(
         raise ValueError("the end must be after the beginning")
     if until_ns > time.monotonic_ns():
         raise ValueError("the interval ends in the future; wait until it is over")
-    subject, utc_ns = subject or Subject(), time.time_ns() - time.monotonic_ns()
+    subject, utc_ns = subject or Subject(), offset_ns()
     node = client.node()
     chosen = [gpu for gpu in node.gpus if not gpus or gpu.uuid in gpus]
     names = [gpu.uuid for gpu in chosen]

@@ -14,9 +14,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, StringConstraints
 
+from zeus_common.tables import read
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
-from zeus_ipc.tables import read
 
 PROFILE_PREFIX = "profile:"
 
@@ -62,7 +62,7 @@ class ProfileRow(NamedTuple):
 
 
 def read_profile(path: str) -> list[ProfileRow]:
-    """The rows of a profile; see `zeus_ipc.tables.read`."""
+    """The rows of a profile; see `zeus_common.tables.read`."""
     return [row for _, row in read(path, ProfileRow)]
 
 

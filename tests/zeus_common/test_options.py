@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from zeus.optimizer.pipeline_frequency.command import main as pipeline
 from zeus.serving.command import main as serving
 from zeus.simulate.command import main as simulate
+from zeus_common.options import FILE, FOLDER, OUTPUT, Number, Whole
 from zeus_fleet.commands import main as fleet
-from zeus_ipc.options import FILE, FOLDER, OUTPUT, Number, Whole
 from zeusctl.cli import cli as zeusctl
 
 

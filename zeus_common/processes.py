@@ -1,4 +1,4 @@
-"""Processes, the programs that they start, their standard streams, and Unix sockets."""
+"""Processes, the programs that they start, their standard streams, and sockets that they open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import stat
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,8 +24,6 @@ PROC = Path("/proc")
 
 _SYS_ADMIN = 21
 """CAP_SYS_ADMIN, capabilities(7)."""
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 def has_sys_admin(pid: int | str = "self") -> bool:
@@ -46,36 +43,6 @@ def has_sys_admin(pid: int | str = "self") -> bool:
         if name == "CapEff":
             return bool(int(value, 16) >> _SYS_ADMIN & 1)
     raise OSError(f"{status} has no capabilities")
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Returns the pid, uid and gid of the process at the other end of a Unix socket, as they were
-    when it called connect(2) or listen(2). The pid is 0 if it is not visible from here.
-
-    Raises:
-        OSError: The socket is closed.
-    """
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return pid, uid, gid
-
-
-def listener_of(path: str, wait_s: float) -> int | None:
-    """Returns the process that listens at a Unix socket; None if nobody does, or it is not visible
-    from here.
-
-    Args:
-        path: The socket.
-        wait_s: How long to wait for a connection.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(wait_s)
-        try:
-            probe.connect(path)
-            pid = peer_of(probe)[0]
-        except OSError:
-            return None
-    return pid if pid > 0 else None
 
 
 class UnixListener:

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from zeus_ipc import outage
-from zeus_ipc.outage import Outage
+from zeus_common import outage
+from zeus_common.outage import Outage
 
 log = logging.getLogger("test.outage")
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from zeus_ipc import __version__
-from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.text import (
+from zeus_common.text import (
     count,
     duration,
     energy,
@@ -22,6 +20,8 @@ from zeus_ipc.text import (
     user_name,
     value_text,
 )
+from zeus_ipc import __version__
+from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pytest
 from pydantic import Field
 
-from zeus_ipc.tables import (
+from zeus_common.tables import (
     Amount,
     Nanoseconds,
     TableError,

@@ -1,0 +1,1 @@
+"""What several of the packages use and the protocol does without: files, text, options, reports."""
