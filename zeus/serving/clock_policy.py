@@ -96,9 +96,10 @@ class ClockPolicy:
                 raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
         if floor_mhz is not None and not 0.0 <= floor_mhz < MOST:
             raise ValueError(f"floor_mhz must be a clock in MHz or None, not {floor_mhz!r}")
-        self._clocks = levels(clocks_mhz, floor_mhz)
-        self.highest_mhz = self._clocks[0]
-        self._ratios = [clock / self.highest_mhz for clock in self._clocks]
+        self.clocks_mhz = levels(clocks_mhz, floor_mhz)
+        """The clocks it may want, the highest first."""
+        self.highest_mhz = self.clocks_mhz[0]
+        self._ratios = [clock / self.highest_mhz for clock in self.clocks_mhz]
         self._ttft, self._tpot = Objective(ttft_s), Objective(tpot_s)
         self._missed = 0.0  # share of requests
         self._lost = False  # the objectives cannot be met
@@ -106,13 +107,14 @@ class ClockPolicy:
         self._time = StepTime()
         self._stretch = Stretch(self._ratios)
         if stretch:
-            self._stretch.load([stretch.get(clock) for clock in self._clocks])
+            self._stretch.load([stretch.get(clock) for clock in self.clocks_mhz])
         self._comparison = Comparison()
         self._load = Load()
-        self._floor = Floor(self._ratios)
+        self.floor = Floor(self._ratios)
+        """Learns from the board's energy below which clock nothing is saved."""
         self._rate = RateBound(self.highest_mhz)
         self._level = self._level_before = 0
-        self._lowest = len(self._clocks) - 1
+        self._lowest = len(self.clocks_mhz) - 1
         self._lowest_at = -math.inf
         self._steps = 0
         self._ended_s: float | None = None  # the last step
@@ -143,10 +145,10 @@ class ClockPolicy:
         if last is None or end - last > 3600.0:
             last = begin
         elif end <= last:  # slightly out of order, or time has gone back
-            return self._clocks[self._level] if last - end < LATE_S else self._unknown(end)
+            return self.clocks_mhz[self._level] if last - end < LATE_S else self._unknown(end)
         took = end - (begin if begin > last else last)
         if took < SHORTEST_S:
-            return self._clocks[self._level]
+            return self.clocks_mhz[self._level]
         counted = self._counted_s
         passed = end - counted if counted is not None and last <= counted < end else end - last
         passed = passed if passed > took else took
@@ -156,7 +158,7 @@ class ClockPolicy:
         r = min(max(r, 0.05), 1.0)
         if prompt or sequences:
             self._learn(end - took, end, took, prompt, sequences, context, r)
-            self._floor.step(end - took, end, self._stretch.at(r), r)
+            self.floor.step(end - took, end, self._stretch.at(r), r)
         self._below += (passed / (3.0 + passed)) * ((r < 0.995) - self._below)
         left = sequences < self._decoding
         ended = self._ended - (int(self._decoding - sequences) if left else 0)
@@ -201,14 +203,14 @@ class ClockPolicy:
             return self._unknown(now_s)
         if self._present or self._decoding > self._ended + self._ended_before:
             if now_s - last >= SILENT_S:
-                self._floor.forget()  # the energy of steps that are not known explains nothing
+                self.floor.forget()  # the energy of steps that are not known explains nothing
                 return self._go(0, now_s)
         elif now_s - counted > 0.05:
             self._counted_s = now_s
             self._load.step(now_s - counted, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
             self._decoding = 0.0
             return self._choose(now_s)
-        return self._clocks[self._level]
+        return self.clocks_mhz[self._level]
 
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
         """Reports the board's energy between two instants of the steps' clock, J; windows of about
@@ -216,14 +218,14 @@ class ClockPolicy:
         """
         begin_s, end_s, joules = map(number, (begin_s, end_s, joules))
         if joules > 0.0 and begin_s < end_s:
-            self._floor.energy(begin_s, end_s, joules)
+            self.floor.energy(begin_s, end_s, joules)
 
     # ------------------------------------------------------------------------------------ outputs
 
     @property
     def clock_mhz(self) -> int:
         """The clock wanted now, MHz."""
-        return self._clocks[self._level]
+        return self.clocks_mhz[self._level]
 
     @property
     def violations(self) -> tuple[int, int]:
@@ -235,7 +237,7 @@ class ClockPolicy:
         """Learned values: how much longer a decode step is, by clock, MHz."""
         return {
             clock: self._stretch.values[level]
-            for level, clock in enumerate(self._clocks)
+            for level, clock in enumerate(self.clocks_mhz)
             if self._stretch.known[level]
         }
 
@@ -247,9 +249,9 @@ class ClockPolicy:
         """Share of energy saved compared with the highest clock, from the fit of the board's
         energy, for the present clock and load; NaN: too little energy was reported.
         """
-        if self._floor.windows < LEAST_WINDOWS:
+        if self.floor.windows < LEAST_WINDOWS:
             return math.nan
-        return self._floor.saving(self._level, self._stretch.values, self._busy())
+        return self.floor.saving(self._level, self._stretch.values, self._busy())
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -258,7 +260,7 @@ class ClockPolicy:
         now = self._ended_s if math.isnan(now_s) else now_s
         self._ended_s = self._counted_s = now
         self._comparison.cancel()
-        self._floor.forget()
+        self.floor.forget()
         self._changed_s = self._down_s = self._lowest_at = -math.inf
         self._over = 0
         now = 0.0 if now is None else now
@@ -346,7 +348,7 @@ class ClockPolicy:
             self._lowest_at = now
             if self._find_floor:
                 stretch = self._stretch
-                self._lowest = self._floor.level(stretch.values, stretch.known, self._busy())
+                self._lowest = self.floor.level(stretch.values, stretch.known, self._busy())
         if level and not self._keeps(level, 1.0):
             level -= 1
             while level and not self._keeps(level, DOWN_SLACK):
@@ -367,7 +369,7 @@ class ClockPolicy:
             while lower < last and known[lower + 1] and self._keeps(lower + 1, DOWN_SLACK):
                 lower += 1
             return self._go(lower, now)
-        return self._clocks[level]
+        return self.clocks_mhz[level]
 
     def _busy(self) -> float:
         """Share of time in which steps would run at the highest clock."""
@@ -376,12 +378,12 @@ class ClockPolicy:
     def _go(self, level: int, now: float) -> int:
         before = self._level
         if level != before:
-            clock = self._rate.allowed(now, self._clocks[before], self._clocks[level])
-            level = self._clocks.index(clock)
+            clock = self._rate.allowed(now, self.clocks_mhz[before], self.clocks_mhz[level])
+            level = self.clocks_mhz.index(clock)
         if level != before:
             self._comparison.changed()
             self._level, self._level_before = level, before
             self._changed_s = now
             if level < before:
                 self._down_s = now
-        return self._clocks[level]
+        return self.clocks_mhz[level]

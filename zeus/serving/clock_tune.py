@@ -181,7 +181,7 @@ class Tuner(ClockPolicy):
             top = arms.get(self.highest_mhz)
             reference = top.joules / top.tokens if top is not None and top.tokens else math.nan
             best = self._best(arms)
-            for clock in [*self._clocks, POLICY]:
+            for clock in [*self.clocks_mhz, POLICY]:
                 arm = arms.get(clock)
                 if arm is None or not arm.requests:
                     continue
@@ -235,7 +235,7 @@ class Tuner(ClockPolicy):
             return super()._choose(now)
         if self._given_up or self._relief:
             return self._go(0, now)
-        return self._go(self._clocks.index(self._arm), now)
+        return self._go(self.clocks_mhz.index(self._arm), now)
 
     def _settled(self) -> bool:
         now = self._ended_s
@@ -270,8 +270,8 @@ class Tuner(ClockPolicy):
         elif following is None:
             then = f"{self._best(arms)} MHz is the lowest clock that holds"
         else:
-            judged = sum(self._judged(arms, clock) for clock in self._clocks)
-            then = f"{judged} of {len(self._clocks)} clocks are judged; next {following} MHz"
+            judged = sum(self._judged(arms, clock) for clock in self.clocks_mhz)
+            then = f"{judged} of {len(self.clocks_mhz)} clocks are judged; next {following} MHz"
         at = "the clock policy" if self._arm == POLICY else f"{self._arm} MHz"
         self._tell(
             f"{STEP**bucket:.0f} to {STEP ** (bucket + 1):.0f} tokens/s at {at}: "
@@ -298,7 +298,7 @@ class Tuner(ClockPolicy):
     def _next(self, arms: dict[int, Arm]) -> int | None:
         """The clock to try next at this load; None: the lowest one that meets the objectives is
         known."""
-        for clock in self._clocks:
+        for clock in self.clocks_mhz:
             if not self._judged(arms, clock):
                 return clock
             if clock != self.highest_mhz and not self._holds(arms, clock):
@@ -307,7 +307,7 @@ class Tuner(ClockPolicy):
 
     def _best(self, arms: dict[int, Arm]) -> int:
         best = self.highest_mhz
-        for clock in self._clocks[1:]:
+        for clock in self.clocks_mhz[1:]:
             if not self._judged(arms, clock) or not self._holds(arms, clock):
                 break
             best = clock

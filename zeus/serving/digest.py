@@ -73,7 +73,8 @@ class Digest:
     """Collects steps and updates in the order of their ends; see the module."""
 
     def __init__(self) -> None:
-        self._steps: list[StepColumns] = []
+        self.steps: list[StepColumns] = []
+        """Those that are not condensed yet."""
         self._updates: list[Updates] = []
         none = np.zeros(0, np.int64)
         # Of recent updates: starts and ends, ns, each with the time that updates cover until
@@ -83,7 +84,8 @@ class Digest:
         self._level = 0
         self._block_s = BLOCK_S
         self._rows: list[RequestShares] = []
-        self._count = 0
+        self.count = 0
+        """Rows that are kept."""
         self._seen: list[Seen] = []
         self.idle_j = 0.0
         """Energy of updates without a step in this period."""
@@ -91,7 +93,7 @@ class Digest:
     def add(self, steps: StepColumns) -> None:
         """Adds steps that ended after all earlier ones."""
         if steps.count:
-            self._steps.append(steps)
+            self.steps.append(steps)
 
     def add_updates(self, updates: Updates) -> None:
         """Adds updates that start after the end of all earlier ones."""
@@ -108,7 +110,7 @@ class Digest:
         Returns:
             The condensed steps; None if there are none.
         """
-        steps = clipped(joined(self._steps)) if self._steps else None
+        steps = clipped(joined(self.steps)) if self.steps else None
         known_ns = math.inf if until_ns is None else float(until_ns) - KEPT_NS
         if self._updates:
             updates = Updates.joined(self._updates)
@@ -123,7 +125,7 @@ class Digest:
         if steps is not None:
             # Steps without an update do not wait forever.
             done = int(np.searchsorted(steps.end_ns, known_ns, side="right"))
-            self._steps = [steps.part(done, steps.count)] if done < steps.count else []
+            self.steps = [steps.part(done, steps.count)] if done < steps.count else []
             if done:
                 finished = steps.part(0, done)
                 self._charge(finished)
@@ -133,7 +135,7 @@ class Digest:
     @property
     def next_ns(self) -> float:
         """End of the first step that is not condensed; infinity: there is none."""
-        return int(self._steps[0].end_ns[0]) if self._steps else math.inf
+        return int(self.steps[0].end_ns[0]) if self.steps else math.inf
 
     def condensed(self) -> Condensed:
         """The rows so far."""
@@ -151,7 +153,7 @@ class Digest:
 
     def restart(self) -> None:
         """Starts another period."""
-        self._rows, self._count, self._seen = [], 0, []
+        self._rows, self.count, self._seen = [], 0, []
         self._block_s, self.idle_j = BLOCK_S, 0.0
 
     # ------------------------------------------------------------------------------- internals
@@ -227,19 +229,19 @@ class Digest:
     def _keep(self, rows: RequestShares) -> None:
         added = _summed(rows)
         self._rows.append(added)
-        self._count += added.count
-        if len(self._rows) > MOST_PARTS or self._count > MOST_ROWS:
+        self.count += added.count
+        if len(self._rows) > MOST_PARTS or self.count > MOST_ROWS:
             self._compact()
-        if self._count > MOST_ROWS:
-            while self._count > MOST_ROWS // 2 and self._block_s < 3600:
+        if self.count > MOST_ROWS:
+            while self.count > MOST_ROWS // 2 and self._block_s < 3600:
                 self._block_s *= 2
                 self._rows = [_summed(replace(one, block=one.block >> 1)) for one in self._rows]
-                self._count = self._rows[0].count
+                self.count = self._rows[0].count
 
     def _compact(self) -> None:
         if len(self._rows) > 1:
             self._rows = [_summed(RequestShares.joined(self._rows))]
-            self._count = self._rows[0].count
+            self.count = self._rows[0].count
 
     def _levels_of(self, updates: Updates) -> Ints:
         found = np.zeros(updates.count, np.int64)

@@ -92,8 +92,8 @@ class Ledger:
         """Weights of the newest fit at each clock, as a prior for the next ledger."""
         self._front_end = front_end
         self._decodes = self._contexts = False  # whether steps had decodes, and these contexts
-        self._digest = Digest()
-        self._requests = Requests()
+        self.digest = Digest()
+        self.requests = Requests()
         self._steps: list[tuple[EngineStep, list[int]]] = []  # with the numbers of its requests
         self._finished: list[tuple[int, int, tuple[str, str, str]]] = []
         self._foreign: list[Interval] = []
@@ -140,7 +140,7 @@ class Ledger:
         if self._number and lost > 0:
             self.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
         if step.number <= self._number:
-            for name in self._requests.names():
+            for name in self.requests.names():
                 self.finish(name)
         self._number = step.number
         self._end_ns = max(self._end_ns, step.end_ns)
@@ -148,7 +148,7 @@ class Ledger:
             self.tokens["prefill" if prefill else "decode"] += tokens
         if not step.ids:
             step = step._replace(ids=(DUMMY,), prefill=(False,), tokens=(1,), context=(0,))
-        self._steps.append((step, self._requests.numbers(step.ids)))
+        self._steps.append((step, self.requests.numbers(step.ids)))
 
     def add_steps(self, steps: StepColumns, names: Sequence[str]) -> None:
         """Adds many steps at once.
@@ -160,7 +160,7 @@ class Ledger:
         if steps.count:
             self._end_ns = max(self._end_ns, int(steps.end_ns.max()))
         used, where = np.unique(steps.request, return_inverse=True)
-        numbers = self._requests.numbers(names[number] for number in used.tolist())
+        numbers = self.requests.numbers(names[number] for number in used.tolist())
         self._add(replace(steps, request=np.array(numbers)[where]))
 
     def sample(self, one: Sample) -> None:
@@ -171,12 +171,12 @@ class Ledger:
 
     def add_updates(self, updates: Updates) -> None:
         """Adds updates of a sensor, sorted by time and without overlap."""
-        self._digest.add_updates(updates)
+        self.digest.add_updates(updates)
 
     def finish(self, request: str, tenant: str = "", group: str = "") -> None:
         """Marks a request as finished, completed or aborted, after its last step. Later steps with
         its name are of another request."""
-        number = self._requests.end(request)
+        number = self.requests.end(request)
         if number is not None:
             self._finished.append((self._end_ns, number, (request, tenant, group)))
 
@@ -204,7 +204,7 @@ class Ledger:
         until_ns = now_ns - LAG_NS - (WAIT_NS if self._front_end else 0)
         if self._settled_ns is None:
             self._settled_ns = until_ns
-        if until_ns - self._settled_ns >= PERIOD_NS or self._requests.full:
+        if until_ns - self._settled_ns >= PERIOD_NS or self.requests.full:
             self._settled_ns = until_ns
             done = self.settle(until_ns)
             return done.rows, done.totals
@@ -220,14 +220,14 @@ class Ledger:
             Finished requests whose last step is covered; each once.
         """
         self._condense(until_ns)
-        wanted = np.array(self._requests.newly_done(), np.int64)
+        wanted = np.array(self.requests.newly_done(), np.int64)
         if not wanted.size:
             return []
-        what = self._digest.recent(wanted, LIVE_UPDATES)
+        what = self.digest.recent(wanted, LIVE_UPDATES)
         fitted = self._fit(what)
         found = predict(what, fitted)
         found.refusal = fitted.refusal
-        rows = self._stated(self._requests.provisional(wanted, found, METHOD))
+        rows = self._stated(self.requests.provisional(wanted, found, METHOD))
         _count(self._provisional, rows)
         return rows
 
@@ -243,15 +243,15 @@ class Ledger:
             data.
         """
         self._condense(until_ns)
-        what = self._digest.condensed()
+        what = self.digest.condensed()
         fitted = self._fit(what)
         if not fitted.refusal:
             self.weights = learned_weights(self.weights, fitted, what.seen, what.clocks_mhz)
         foreign = [*self._foreign, *find_foreign(what.seen)]
-        totals = self._requests.charge(split(what, fitted), foreign)
-        rows = self._stated(self._requests.take(METHOD, final=until_ns is None))
+        totals = self.requests.charge(split(what, fitted), foreign)
+        rows = self._stated(self.requests.take(METHOD, final=until_ns is None))
         self._foreign = []
-        self._digest.restart()
+        self.digest.restart()
         self.totals.add(totals)
         self.residual = fitted.residual
         known = [row for row in rows if not row.refused]
@@ -276,7 +276,7 @@ class Ledger:
     def phases(self) -> dict[str, float]:
         """Energy by phase, J, which never decreases: settled, plus provisional energy of finished
         requests."""
-        self._provisional["idle"] = self._digest.idle_j
+        self._provisional["idle"] = self.digest.idle_j
         for phase in PHASES:
             now_j = self._final[phase] + self._provisional[phase]
             self._shown[phase] = max(self._shown[phase], now_j)
@@ -287,16 +287,16 @@ class Ledger:
     def _condense(self, until_ns: int | None) -> None:
         updates = self.meter.updates()
         if updates is not None:
-            self._digest.add_updates(updates)
+            self.digest.add_updates(updates)
         self._flush()
-        done = self._digest.advance(until_ns)
+        done = self.digest.advance(until_ns)
         if done is not None:
-            self._requests.saw(done)
-        next_ns, later = self._digest.next_ns, []
+            self.requests.saw(done)
+        next_ns, later = self.digest.next_ns, []
         for finished in self._finished:
             end_ns, number, given = finished
             if end_ns < next_ns:
-                self._requests.finish(number, *self._labels(*given))
+                self.requests.finish(number, *self._labels(*given))
             else:  # its last step is not condensed yet
                 later.append(finished)
         self._finished = later
@@ -333,7 +333,7 @@ class Ledger:
     def _add(self, steps: StepColumns) -> None:
         self._decodes |= not steps.prefill.all()
         self._contexts |= bool(steps.context[~steps.prefill].any())
-        self._digest.add(by_end(steps))
+        self.digest.add(by_end(steps))
 
     def _fit(self, what: Condensed) -> Fit:
         return fit(what.seen, len(what.clocks_mhz), nearest_weights(self.weights, what.clocks_mhz))

@@ -60,7 +60,8 @@ class Recorder:
     def __init__(self, engine: str = "0", path: str | None = None, *, hold: bool = False) -> None:
         self._engine = engine
         self._listeners = [_Listener(one) for one in ([path] if path else socket_paths())]
-        self._number = 0
+        self.number = 0
+        """Of the newest step."""
         self._pack = msgpack.Packer().pack
         self._pid = os.getpid()
         self._failed = False
@@ -96,9 +97,9 @@ class Recorder:
     ) -> None:
         """Sends a step; arguments as of an `EngineStep`. A `batch` after it must be whole."""
         self._pack_batch()
-        self._number += 1
+        self.number += 1
         self._send(
-            EngineStep(self._engine, self._number, begin_ns, end_ns, ids, prefill, tokens, context)
+            EngineStep(self._engine, self.number, begin_ns, end_ns, ids, prefill, tokens, context)
         )
 
     def batch(
@@ -125,7 +126,7 @@ class Recorder:
         if whole or left or roster:
             self._pack_batch()
             self._batch = whole, left, roster, computed, tokens
-        self._number += 1
+        self.number += 1
         self._instants += begin_ns, end_ns
         if not self._hold or end_ns - self._sent_ns >= HOLD_NS:
             self._sent_ns = end_ns
@@ -153,7 +154,7 @@ class Recorder:
         if not instants:
             return
         self._instants = []
-        first = self._number - len(instants) // 2 + 1
+        first = self.number - len(instants) // 2 + 1
         self._whole |= self._batch[0]
         self._add(Batch(self._engine, first, instants, *self._batch))
         self._batch = _SAME

@@ -145,7 +145,8 @@ class Service:
         self._unknown: set[str] = set()
         self._stop = threading.Event()
         self._guard = threading.Lock()  # held while ledgers change
-        self._receiver = Receiver(path, self._take)
+        self.receiver = Receiver(path, self._take)
+        """Of the engines' messages."""
 
     def run(self) -> None:
         """Runs until `stop`, then settles everything."""
@@ -168,7 +169,7 @@ class Service:
                 for engine, ledger in self._ledgers.items():
                     done = ledger.settle()
                     self._tell(engine, ledger, done.rows, done.totals)
-            self._receiver.close()
+            self.receiver.close()
 
     def stop(self) -> None:
         """Makes `run` return."""
@@ -232,7 +233,7 @@ class Service:
 
     def _receive(self) -> None:
         with self._guard:
-            self._receiver.receive()
+            self.receiver.receive()
 
     def _take(self, message: Message) -> bool:
         ledgers = self._ledgers

@@ -24,6 +24,7 @@ from tests.support import (
 from zeus.serving import ClockControl, Queue, Step
 from zeus.serving import gpus as gpus_module
 from zeus.serving.clock_control import IDLE_S
+from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.gpus import shared_by
 from zeus_ipc import Client
 from zeus_ipc.replies import GpuProcesses, GpuState, ProcessInfo
@@ -282,7 +283,15 @@ def test_a_control_thread_that_hangs_loses_the_lease(tmp_path: Path) -> None:
         def clocks() -> list[list[int] | None]:
             return [state.locked_gpu_clocks_mhz for state in client.state(gpus).values()]
 
-        control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)
+        runs = threading.Event()
+        runs.set()
+
+        class Hangs(ClockPolicy):
+            def idle(self, now_s: float) -> int:  # the thread asks when no step comes any more
+                assert runs.wait(TIMEOUT_S)
+                return super().idle(now_s)
+
+        control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket, policy=Hangs)
 
         def serve() -> bool:
             begin = time.monotonic()
@@ -292,12 +301,14 @@ def test_a_control_thread_that_hangs_loses_the_lease(tmp_path: Path) -> None:
 
         try:
             wait_for(serve, "a lower clock")
-            with control._guard:  # which the thread needs for everything
-                wait_for(lambda: None not in clocks(), "the clocks to be locked")
-                wait_for(lambda: clocks() == [None, None], "the clocks to be unlocked", 10.0)
+            runs.clear()
+            wait_for(lambda: None not in clocks(), "the clocks to be locked")
+            wait_for(lambda: clocks() == [None, None], "the clocks to be unlocked", 10.0)
+            runs.set()
             wait_for(lambda: not control.status().working, "the loss to be noticed")
             wait_for(lambda: control.status().working, "the control to begin again")
         finally:
+            runs.set()
             control.close()
         assert restored(daemon)
 

@@ -154,7 +154,7 @@ def test_a_stretch_that_is_measured_too_long_hides_no_level_below_it(wrong: int)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=300), st.floats(0, 6000))
 def test_levels_are_offered_clocks(clocks: list[int], floor: float) -> None:
     policy = ClockPolicy([*clocks, 5000.5, math.inf], 0.5, 0.025, floor)
-    levels = policy._clocks
+    levels = policy.clocks_mhz
     assert set(levels) <= set(clocks)
     assert levels[0] == max(clocks)
     assert levels == sorted(levels, reverse=True)
@@ -270,16 +270,13 @@ def test_it_knows_that_the_engine_is_idle(before: bool) -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
-@pytest.mark.parametrize("field", [*Step._fields[:5], *Queue._fields])
-def test_the_highest_clock_after_numbers_that_cannot_be_true(field: str, wrong: float) -> None:
+@pytest.mark.parametrize("place", range(5 + len(EMPTY)))  # all but the step's clock
+def test_the_highest_clock_after_numbers_that_cannot_be_true(place: int, wrong: float) -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     engine = low(policy)
-    step, queue = Step(engine.now, engine.now + 0.008, 0, 8, 4000, engine.clock), EMPTY
-    if field in Step._fields:
-        step = step._replace(**{field: wrong})
-    else:
-        queue = queue._replace(**{field: wrong})
-    assert policy.step(step, queue) == 1980
+    numbers = [engine.now, engine.now + 0.008, 0, 8, 4000, *EMPTY]
+    numbers[place] = wrong
+    assert policy.step(Step(*numbers[:5], engine.clock), Queue(*numbers[5:])) == 1980
 
 
 def test_steps_far_longer_than_predicted_are_an_escape() -> None:
@@ -396,17 +393,17 @@ def test_energy_of_steps_that_are_not_known_is_not_learned() -> None:
             policy.energy(told, engine.now, 300.0 * (engine.now - told))
 
     serve(20)
-    before = policy._floor.windows
+    before = policy.floor.windows
     assert before >= 19
     silent_s = engine.now
     for _ in range(50):  # its sequences go on, but nothing is told of them
         engine.now += 0.1
         policy.idle(engine.now)
         policy.energy(engine.now - 0.1, engine.now, 30.0)
-    assert policy._floor.windows - before <= 3, "at most until the silence is noticed"
-    known = policy._floor.windows
+    assert policy.floor.windows - before <= 3, "at most until the silence is noticed"
+    known = policy.floor.windows
     engine.steps(1)
     policy.energy(silent_s, engine.now, 300.0 * (engine.now - silent_s))
-    assert policy._floor.windows == known
+    assert policy.floor.windows == known
     serve(3)
-    assert policy._floor.windows == known + 3
+    assert policy.floor.windows == known + 3

@@ -18,6 +18,7 @@ from tests import seeds
 from tests.support import wait_for
 from tests.zeus.serving.batches import TakesBatches
 from tests.zeus.serving.server import Served, serve
+from zeus.serving import asgi
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
 from zeus.serving.forward_pass import ForwardPass, LedgerPasses, decode, follow
@@ -79,13 +80,13 @@ def _scheduler_class() -> type:
     return Scheduler
 
 
-def test_the_vllm_probe_records_the_requests_of_a_step():
+def test_the_vllm_probe_records_the_requests_of_a_step(monkeypatch):
     cls = _scheduler_class()
     assert vllm_probe.install(cls)
     assert vllm_probe.install(cls)  # twice wraps once
     scheduler = cls()
     recorded = Recorded()
-    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
     scheduler.add("a", 10, cached=4)
     scheduler.add("b", 3)
     a, b = scheduler.requests
@@ -124,12 +125,12 @@ class Counted(Recorded):
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_steps_of_the_same_requests_are_derived_from_the_first(ahead):
+def test_steps_of_the_same_requests_are_derived_from_the_first(monkeypatch, ahead):
     cls = _scheduler_class()
     vllm_probe.install(cls)
     scheduler = cls()
     recorded = Counted()
-    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
     scheduler.add("a", 3)
     scheduler.add("b", 5)
     a, b = scheduler.requests
@@ -160,20 +161,20 @@ def test_steps_of_the_same_requests_are_derived_from_the_first(ahead):
     assert recorded.whole == 5 + 3 + 2 * ahead
 
 
-def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id():
+def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(monkeypatch):
     cls = _scheduler_class()
     vllm_probe.install(cls)
     scheduler = cls()
     recorded = Recorded()
-    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
     for prompt in (5, 50):
         scheduler.add("a", prompt)
         (a,) = scheduler.requests
-        scheduler.plan = [({a: 5}, set()), ({a: 1}, set())]
+        finished = {a} if prompt == 50 else set()  # the one before
+        scheduler.plan = [({a: 5}, finished), ({a: 1}, set())]
         for _ in range(2):
             scheduler.update_from_output(scheduler.schedule(), None)
         scheduler.requests.clear()
-        scheduler._zeus_probe._forget(a)
 
     assert recorded.steps == [
         (["a"], [True], [5], [0]),
@@ -183,13 +184,13 @@ def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(
     ]
 
 
-def test_a_vllm_that_lacks_something_continues(caplog):
+def test_a_vllm_that_lacks_something_continues(monkeypatch, caplog):
     assert not vllm_probe.install(type("Scheduler", (), {}))
     cls = _scheduler_class()
     vllm_probe.install(cls)
     scheduler = cls()
     recorded = Recorded()
-    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
     scheduler.requests["a"] = SimpleNamespace(num_computed_tokens=0)
     scheduler.plan = [({"a": 5}, set()), ({"a": 1}, set())]
     for _ in range(2):
@@ -197,8 +198,8 @@ def test_a_vllm_that_lacks_something_continues(caplog):
     # Neither an outer id nor a prompt's length: the engine's id, and all is decode.
     assert recorded.steps == [(["a"], [False], [5], [0]), (["a"], [False], [1], [5])]
 
-    scheduler._zeus_probe._requests = {}  # the attributes that the probe reads are gone
-    scheduler.requests["b"] = SimpleNamespace(num_computed_tokens=0)
+    # An attribute that the probe reads is no longer what it was.
+    scheduler.requests["b"] = SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=[0])
     scheduler.plan = [({"b": 1}, set()), ({"b": 1}, set())]
     for _ in range(2):
         assert scheduler.update_from_output(scheduler.schedule(), None) == "outputs"
@@ -441,8 +442,8 @@ def test_headers_name_tenant_and_group(monkeypatch, headers, owner):
     async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
 
+    monkeypatch.setattr(asgi.Recorder, "owner", lambda recorder, *one: sent.append(one))
     middleware = EnergyHeader(app)
-    monkeypatch.setattr(middleware._recorder, "owner", lambda *one: sent.append(one))
     given = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "path": "/", "headers": [(b"x-request-id", b"abc"), *given]}
     asyncio.run(middleware(scope, None, None))
@@ -523,14 +524,19 @@ def test_a_request_that_never_ends_does_not_hold_up_its_steps_forever():
 def test_the_stat_logger_is_silent_unless_asked_and_with_several_servers(monkeypatch, tmp_path):
     config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=1))
     monkeypatch.delenv("ZEUS_SERVING", raising=False)
-    assert EnergyStatLogger(config)._recorder is None
+    recorders: list[Recorded] = []
+    monkeypatch.setattr(
+        vllm_stats, "Recorder", lambda engine: recorders.append(Recorded()) or recorders[-1]
+    )
+    EnergyStatLogger(config)
+    assert recorders == []
     monkeypatch.setenv("ZEUS_SERVING", "stats")
     several = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=4))
-    assert EnergyStatLogger(several)._recorder is None
+    EnergyStatLogger(several)
+    assert recorders == []
 
     logger = EnergyStatLogger(config)
-    recorded = Recorded()
-    logger._recorder = recorded
+    (recorded,) = recorders
     logger.log_engine_initialized()
     logger.log()
     logger.record(None, None)

@@ -203,7 +203,7 @@ def test_steps_one_by_one_give_the_same_as_all_at_once():
     _adds_up(done, served.measured_j)
     whole = _joules(_settled(served).rows)
     assert _joules(done.rows) == pytest.approx(whole, rel=1e-6)
-    assert len(ledger._requests) == 0
+    assert len(ledger.requests) == 0
     assert {row.tenant for row in done.rows} == {"someone"}
     assert len({row.request for row in early}) == len(early)
     assert all(row.provisional for row in early)
@@ -331,8 +331,8 @@ def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
         if tick % 10 == 9:
             found, totals = ledger.poll(begin + 10**8 + LAG_NS)
             rows += found if totals is not None else []
-            assert len(ledger._requests) <= 2_000 + 1_000
-            assert ledger._digest._count <= 5_000 + 100_000
+            assert len(ledger.requests) <= 2_000 + 1_000
+            assert ledger.digest.count <= 5_000 + 100_000
     rows += ledger.settle().rows
 
     assert len({row.request for row in rows}) == len(rows) == 100_000
@@ -348,7 +348,7 @@ def test_blocks_grow_when_there_are_too_many_rows(monkeypatch):
         end = min(begin + 100, served.steps.count)
         ledger.add_steps(served.steps.part(begin, end), served.names)
         ledger.advance(int(served.steps.end_ns[end - 1]))
-    assert ledger._digest._count <= 1_000
+    assert ledger.digest.count <= 1_000
 
     done = ledger.settle()
 

@@ -85,25 +85,31 @@ def test_messages_survive_the_wire():
 def test_a_step_is_derived_from_the_one_before_and_from_no_other():
     engine = Unpacker()
     roster = pack_request("a", 5) + pack_request("b", 7)
-    change = Batch("1", 8, [20, 30, 30, 40], False, ["b"], pack_request("c", 4), [4], [4])
-    same = Batch("1", 10, [40, 50], False, [], b"", [], [])
-    assert engine(sent(change)) == [], "nothing is known yet"
+    joined = [pack_request("c", 4), [4], [4]]
+
+    def change(number: int, left: list[str]) -> Batch:
+        return Batch("1", number, [20, 30, 30, 40], False, left, *joined)
+
+    def same(number: int, tokens: list[int]) -> Batch:
+        return Batch("1", number, [40, 50], False, [], b"", [], tokens)
+
+    assert engine(sent(change(8, ["b"]))) == [], "nothing is known yet"
     engine(sent(whole(7, [10, 20], roster, [5, 10], [5, 1])))
-    assert engine(sent(change, same)) == [
+    assert engine(sent(change(8, ["b"]), same(10, []))) == [
         EngineStep("1", 8, 20, 30, ["a", "c"], [False, True], [1, 4], [5, 0]),
         EngineStep("1", 9, 30, 40, ["a", "c"], [False, False], [1, 1], [6, 4]),
         EngineStep("1", 10, 40, 50, ["a", "c"], [False, False], [1, 1], [7, 5]),
     ]
-    assert engine(sent(same._replace(number=12))) == [], "a step was lost"
+    assert engine(sent(same(12, []))) == [], "a step was lost"
     for wrong in (
-        change._replace(number=11, left=["d"]),
-        change._replace(number=11, left=[]),  # c is there already
-        same._replace(number=11, tokens=[1]),
+        change(11, ["d"]),
+        change(11, []),  # c is there already
+        same(11, [1]),
     ):
         with pytest.raises(RequestRejected):
             engine(sent(wrong))
-        assert engine(sent(same._replace(number=12))) == [], "nor from one that is wrong"
-        engine(sent(whole(10, [40, 50], pack_request("c", 4), [4], [4])))
+        assert engine(sent(same(12, []))) == [], "nor from one that is wrong"
+        engine(sent(whole(10, [40, 50], *joined)))
 
 
 def test_a_packet_of_another_version_is_rejected_with_both_versions():
@@ -247,7 +253,7 @@ def test_a_listener_that_missed_a_step_is_to_get_a_whole_one(tmp_path, monkeypat
                 numbers += [one.number for one in unpack(engine.recv(9999))]
             assert numbers == [4, 5, 7, *range(9, 9 + len(numbers) - 3)]
             assert [step(whole=True), step()] == [False, False]
-            assert [one.number for one in unpack(engine.recv(9999))] == [recorder._number - 1]
+            assert [one.number for one in unpack(engine.recv(9999))] == [recorder.number - 1]
     assert not step(), "it is gone"
 
 
@@ -274,7 +280,10 @@ def test_a_second_listener_leaves_the_first_its_socket(tmp_path):
     second.receive()
     assert found[1:] == [Finish("0", "b")]
 
-    second._listener.socket.close()  # as if it was killed
+    second.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+        killed.bind(path)
+        killed.listen()
     Receiver(path, take).close()
     assert not os.path.exists(path)
 
@@ -288,15 +297,15 @@ def test_steps_of_another_clock_and_of_unknown_engines_are_named(tmp_path, caplo
         for _ in range(2):
             recorder.step(now - 2, now - 1, ["a"], [False], [1], [1])
             other.step(now - 2, now - 1, ["b"], [False], [1], [1])
-    service._receive()
+    service.receiver.receive()
     assert ledgers["0"].tokens["decode"] == 2
-    assert service._receiver.rejected == 6
+    assert service.receiver.rejected == 6
     assert [record.message for record in caplog.records] == [
         "steps that end in the future are ignored; their times must be of CLOCK_MONOTONIC "
         "(time.monotonic_ns)",
         "steps of engine '1' are ignored; name its GPUs with --engine 1=GPU,GPU",
     ]
-    service._receiver.close()
+    service.receiver.close()
 
 
 def test_two_processes_are_not_taken_for_one_engine(tmp_path, caplog):
@@ -483,7 +492,7 @@ def test_a_ledger_without_zeusd_continues_in_bounded_memory(monkeypatch):
     ledger = Ledger(["x"])
     _tell(ledger, served, gap=range(10**9))
 
-    waiting = ledger._digest._steps
+    waiting = ledger.digest.steps
     assert sum(part.count for part in waiting) < 123 * 100
     rows = ledger.settle().rows
 
@@ -564,7 +573,7 @@ def test_requests_beside_another_tenant_are_refused(tmp_path):
         "1-2": "",
         "1-3": "",
     }
-    service._receiver.close()
+    service.receiver.close()
 
 
 def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
@@ -587,14 +596,14 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
                 recorder.step(*step_of(steps, served.names, n)[2:])
                 if recorder.dropped == before:
                     break
-                before, recorder._number = recorder.dropped, recorder._number - 1
+                before, recorder.number = recorder.dropped, recorder.number - 1
         for name in served.names:
             while not _sent(recorder, name):
                 pass
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.connect(path)
             other.send(b"nonsense")
-        wait_for(lambda: service._receiver.rejected == 1, "the nonsense to be rejected")
+        wait_for(lambda: service.receiver.rejected == 1, "the nonsense to be rejected")
         energy = np.cumsum(np.round(updates.joules * 1e6)).astype(int)
         sensors.samples = [
             published("x", int(t), int(uj), n, 1980)
@@ -652,7 +661,7 @@ def test_a_name_that_is_used_again_is_of_another_request(tmp_path):
     begins = steps.begin_ns[first].tolist()
     joules = [rows[key] for key in zip(served.names, begins, strict=True)]
     assert np.nanmean(np.abs(joules / served.true_j - 1)) < 0.05
-    service._receiver.close()
+    service.receiver.close()
 
 
 def test_a_request_is_counted_once_with_its_first_figure(tmp_path, monkeypatch):
@@ -674,7 +683,7 @@ def test_a_request_is_counted_once_with_its_first_figure(tmp_path, monkeypatch):
     for _ in range(2):
         count, known = counted()
         assert count == known > 0
-    service._receiver.close()
+    service.receiver.close()
 
 
 def test_lines_that_cannot_be_written_follow_later_and_whole(tmp_path, monkeypatch):
@@ -699,7 +708,7 @@ def test_lines_that_cannot_be_written_follow_later_and_whole(tmp_path, monkeypat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert settlements() == 4
-    service._receiver.close()
+    service.receiver.close()
 
 
 def test_what_cannot_be_used_is_named_at_once(tmp_path, monkeypatch):
@@ -789,4 +798,4 @@ def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
         wait_for(lambda: not prometheus.generate_latest(engines), "an end of what is unknown")
     finally:
         relay.close()
-        service._receiver.close()
+        service.receiver.close()

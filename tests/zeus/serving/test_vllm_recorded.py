@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.zeus.serving.batches import TakesBatches
-from zeus.serving.vllm.probe import Probe, install
-from zeus.serving.vllm.stats import EnergyStatLogger
+from zeus.serving import recorder
+from zeus.serving.vllm import probe, stats
 
 FILE = Path(__file__).with_name("vllm_0_32.jsonl")
 CACHED = 256
@@ -87,13 +87,15 @@ class Played:
                     del self.requests[one]
                 return {}
 
-        assert install(Scheduler)
-        scheduler = Scheduler()
-        probe = scheduler._zeus_probe = Probe(scheduler, self.probed)
-        probe.now_ns = clock
+        failures: list[Any] = []
+        monkeypatch.setattr(recorder.log, "warning", lambda *failure: failures.append(failure))
+        monkeypatch.setattr(recorder, "time", SimpleNamespace(monotonic_ns=clock))
+        monkeypatch.setattr(probe, "Recorder", lambda *_, **__: self.probed)
+        monkeypatch.setattr(stats, "Recorder", lambda *_: self.logged)
         monkeypatch.setenv("ZEUS_SERVING", "stats")
-        logger = EnergyStatLogger(SimpleNamespace())
-        logger._recorder, logger._probe.now_ns = self.logged, clock
+        assert probe.install(Scheduler)
+        scheduler = Scheduler()
+        logger = stats.EnergyStatLogger(SimpleNamespace())
         for event in lines:
             self.event = event
             if event["event"] == "arrived":
@@ -119,11 +121,9 @@ class Played:
                         finished_requests=[SimpleNamespace(**one) for one in event["finished"]]
                     ),
                 )
-        assert not probe.failed
-        assert not logger._probe.failed
-        for row, ended in logger._front_end.ready(2**62):
-            self.logged.step(*row)
-            self.logged.finished += ended
+        clock.now_ns = 2**62  # the front end waits for nothing any more
+        logger.record(SimpleNamespace(num_running_reqs=0), SimpleNamespace(finished_requests=[]))
+        assert not failures
 
     def names(self) -> list[str]:
         """The ids that callers use for the sequences."""

@@ -51,7 +51,7 @@ class Engine:
 
     def __init__(self, path: str) -> None:
         self.steps = 0
-        self._recorder = Recorder(path=path)
+        self.recorder = Recorder(path=path)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -73,10 +73,10 @@ class Engine:
             begin_ns, end_ns = end_ns, end_ns + 10_000_000  # alike, however late they are sent
             time.sleep(max(0, end_ns - time.monotonic_ns()) / 1e9)
             name = f"r{self.steps // 50}"
-            self._recorder.step(begin_ns, end_ns, [name], [False], [1], [100])
+            self.recorder.step(begin_ns, end_ns, [name], [False], [1], [100])
             self.steps += 1
             if self.steps % 50 == 0:
-                self._recorder.finish(name)
+                self.recorder.finish(name)
 
 
 def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(
@@ -103,7 +103,7 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(
         try:
             wait_for(Path(path).exists, "the ledger's socket")
             with Engine(path) as engine:
-                work_until(daemon, lambda: len(taken) > 25 and engine._recorder.sent > 20)
+                work_until(daemon, lambda: len(taken) > 25 and engine.recorder.sent > 20)
                 daemon.kill()
                 engine.goes_on()
                 before = len(taken)
@@ -132,13 +132,13 @@ def test_a_killed_ledger_is_found_again_by_the_engine(
         first = subprocess.Popen(command)
         wait_for(path.exists, "the ledger's socket")
         with Engine(str(path)) as engine:
-            wait_for(lambda: engine._recorder.sent > 20, "steps to be sent")
+            wait_for(lambda: engine.recorder.sent > 20, "steps to be sent")
             first.kill()
             first.wait()
             engine.goes_on()
             second = subprocess.Popen(command)
-            before = engine._recorder.sent
-            wait_for(lambda: engine._recorder.sent > before + 100, "steps to the new ledger")
+            before = engine.recorder.sent
+            wait_for(lambda: engine.recorder.sent > before + 100, "steps to the new ledger")
         second.send_signal(signal.SIGTERM)
         assert second.wait() == 0
     lines = [json.loads(line) for line in log.read_text().splitlines()]
