@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -237,6 +238,31 @@ def running_daemon(
             daemon.stop()
 
 
+def forked(work: Callable[[], object]) -> int:
+    """The pid of a child of `fork` that does only this: it ends with 0, or with 1 if that fails."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended(child: int) -> int:
+    """The exit code of a child of `fork`, minus the signal that killed it."""
+
+    def status() -> list[int]:
+        pid, found = os.waitpid(child, os.WNOHANG)
+        return [found] if pid else []
+
+    return os.waitstatus_to_exitcode(wait_for(status, "the child to end")[0])
+
+
 def script(source: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """A Python program in its own process, with pipes to talk to it."""
     return subprocess.Popen(
@@ -254,6 +280,11 @@ def as_nobody() -> dict[str, Any]:
         return {}
     needs.require("two users")
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+
+def in_a_notebook(shown: Any) -> str:
+    """The HTML that Jupyter shows for it."""
+    return str(shown._repr_html_())
 
 
 def for_users(caught: Iterable[warnings.WarningMessage]) -> list[warnings.WarningMessage]:

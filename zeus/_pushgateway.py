@@ -45,7 +45,7 @@ class Group:
         self.prometheus = prometheus
         self.registry: CollectorRegistry = prometheus.CollectorRegistry()
         self._job = job
-        number = next(_numbers[kind])
+        number = next(numbers[kind])
         self._key = {
             "instance": socket.gethostname(),
             "rank": rank(),
@@ -106,7 +106,8 @@ def _opener(url: str) -> OpenerDirector:
     return build_opener(HTTPSHandler(context=context))
 
 
-_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+"""Of the metrics of each kind in this process."""
 
 
 def prometheus_client() -> Any:

@@ -104,7 +104,7 @@ class Metric(Configured, AbstractContextManager["Metric"]):
             )
         prometheus = prometheus_client()
         self._monitor = ZeusMonitor(gpu_indices, cpu_indices)
-        self._group = Group(prometheus, pushgateway_url, job, self.kind)
+        self.group = Group(prometheus, pushgateway_url, job, self.kind)
         self._period_s = period_s
         self._pid = os.getpid()
         self._closed = False
@@ -164,8 +164,8 @@ class Metric(Configured, AbstractContextManager["Metric"]):
         _living.add(self)
         # Registered again, to run before the connection to the GPUs is closed: the last look-ups
         # need it.
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+        atexit.unregister(close_all)
+        atexit.register(close_all)
         self._thread.start()
 
     def _end(self, name: str, sync_execution: bool) -> None:
@@ -193,7 +193,7 @@ class Metric(Configured, AbstractContextManager["Metric"]):
             try:
                 changed |= self._update(final)
                 if changed:
-                    changed = not self._group.push()
+                    changed = not self.group.push()
             except Exception:  # a thread that nobody watches must not end silently
                 if not reported:
                     log.exception("%s could not be updated", type(self).__name__)
@@ -215,7 +215,7 @@ class Metric(Configured, AbstractContextManager["Metric"]):
                 "the last state of %s was not pushed within %g s; look at the push gateway at %s",
                 type(self).__name__,
                 CLOSE_S,
-                self._group.url,
+                self.group.url,
             )
 
 
@@ -321,12 +321,12 @@ class EnergyHistogram(_EnergyMetric):
         buckets = {kind: _buckets(f"{kind}_bucket_range", given) for kind, given in ranges}
         super().__init__(cpu_indices, gpu_indices, PUSH_EVERY_S, pushgateway_url, job)
         self._families: dict[str, Histogram] = {
-            kind: self._group.prometheus.Histogram(
+            kind: self.group.prometheus.Histogram(
                 energy_name(kind),
                 ENERGY_HELP,
                 LABELS,
                 buckets=buckets[kind],
-                registry=self._group.registry,
+                registry=self.group.registry,
             )
             for kind in KINDS
         }
@@ -364,8 +364,8 @@ class EnergyCumulativeCounter(_EnergyMetric):
         super().__init__(cpu_indices, gpu_indices, update_period, pushgateway_url, job)
         self._guards: dict[str, threading.Lock] = {}
         self._families: dict[str, Counter] = {
-            kind: self._group.prometheus.Counter(
-                energy_name(kind), ENERGY_HELP, LABELS, registry=self._group.registry
+            kind: self.group.prometheus.Counter(
+                energy_name(kind), ENERGY_HELP, LABELS, registry=self.group.registry
             )
             for kind in KINDS
         }
@@ -443,11 +443,11 @@ class PowerGauge(Metric):
         self._readings = Outage(log)
         self._just_ended: deque[tuple[str, float]] = deque(maxlen=MAX_PENDING)
         self._watts: dict[str, tuple[float, dict[int, float]]] = {}
-        self._gauge: Gauge = self._group.prometheus.Gauge(
+        self._gauge: Gauge = self.group.prometheus.Gauge(
             POWER_NAME,
             POWER_HELP,
             LABELS,
-            registry=self._group.registry,
+            registry=self.group.registry,
         )
         self._start()
 
@@ -515,7 +515,7 @@ def _buckets(name: str, given: Sequence[float]) -> list[float]:
 _living: weakref.WeakSet[Metric] = weakref.WeakSet()
 
 
-def _close_all() -> None:
+def close_all() -> None:
     """Closes all metrics concurrently: a gateway that hangs delays the exit only once."""
     stopping = [metric for metric in list(_living) if metric._ask_to_stop()]
     deadline_s = time.monotonic() + CLOSE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from tests.support import (
     RunningDaemon,
     as_nobody,
     configuration,
+    ended,
+    forked,
     public_directory,
     running_daemon,
     script,
@@ -208,19 +211,14 @@ def test_a_forked_child_has_a_connection_and_leases_of_its_own(
 ) -> None:
     first, second = (gpu.uuid for gpu in client.node().gpus)
     client.set_power_limit(first, 200_000)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            try:
-                client.set_power_limit(first, 150_000)
-            except errors.LeaseHeld:
-                client.set_power_limit(second, 150_000)
-                code = 0 if len(client.leases()) == 2 else 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+
+    def child() -> None:
+        with pytest.raises(errors.LeaseHeld):
+            client.set_power_limit(first, 150_000)
+        client.set_power_limit(second, 150_000)
+        assert len(client.leases()) == 2
+
+    assert ended(forked(child)) == 0
     wait_for(lambda: limit_w(daemon, second) == 250, "the child's lease to end with it")
     assert limit_w(daemon, first) == 200
     client.set_power_limit(first, 210_000)
@@ -232,11 +230,7 @@ def test_a_child_that_closes_the_inherited_client_ends_nothing(
 ) -> None:
     uuid = client.node().gpus[0].uuid
     client.set_power_limit(uuid, 200_000)
-    pid = os.fork()
-    if pid == 0:
-        client.close()
-        os._exit(0)
-    os.waitpid(pid, 0)
+    assert ended(forked(client.close)) == 0
     assert limit_w(daemon, uuid) == 200
     assert client.heartbeat() == 1
     client.release()
@@ -318,17 +312,14 @@ def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_distinguished(
 def test_a_user_who_may_not_connect_learns_what_to_do(mode: str, remedy: str) -> None:
     options = ("--socket-mode", mode, "--socket-group", "daemon")
     with running_daemon("--simulate", SPEC, *options) as private:
-        pid = os.fork()
-        if pid == 0:
+
+        def as_another() -> None:
             os.setgid(65534)
             os.setuid(65534)
-            try:
+            with pytest.raises(errors.AccessRefused, match=re.escape(remedy)):
                 Client(private.socket).node()
-            except errors.AccessRefused as error:
-                os._exit(0 if remedy in str(error) else 2)
-            os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
+
+        assert ended(forked(as_another)) == 0
 
 
 def test_a_client_that_gets_no_answer_gives_up_in_time(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import for_users
+from tests.support import for_users, in_a_notebook
 from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeus.exceptions import ZeusdError, ZeusGPUInitError, ZeusGPULostError
@@ -669,7 +669,7 @@ def test_a_measurement_prints_its_energy_and_is_like_a_dataclass(node: VirtualNo
     monitor = node.monitor(gpu_indices=[1])
     with monitor.window("step") as window:
         assert repr(window) == "Window('step', open)"
-        assert "step" in window._repr_html_()
+        assert "step" in in_a_notebook(window)
         node.clock.sleep(2)
     node.clock.sleep(1)
     measurement = window.measurement
@@ -693,7 +693,7 @@ def test_a_measurement_prints_its_energy_and_is_like_a_dataclass(node: VirtualNo
     ):
         assert same == measurement
         assert same.uncertainty == measurement.uncertainty
-    assert f"<td>GPU 1</td><td>{energy_j:.1f}</td>" in measurement._repr_html_()
+    assert f"<td>GPU 1</td><td>{energy_j:.1f}</td>" in in_a_notebook(measurement)
 
 
 def test_a_measurement_whose_energy_is_not_known_prints_why(node: VirtualNode) -> None:
@@ -703,7 +703,7 @@ def test_a_measurement_whose_energy_is_not_known_prints_why(node: VirtualNode) -
         node.clock.sleep(2)
     assert repr(window.measurement).startswith("Measurement(time=2.0, ")
     assert re.search("energy unknown: |nan", repr(window.measurement))
-    assert re.search("fallen off the bus|nan", window.measurement._repr_html_())
+    assert re.search("fallen off the bus|nan", in_a_notebook(window.measurement))
 
 
 def test_the_framework_is_waited_for_before_the_clock_is_read(

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.support import wait_for
+from tests.support import ended, forked, wait_for
 from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
 from zeus_ipc import Client, prepared, socket_transport
 from zeus_ipc.codec import decode_request, encode
@@ -386,17 +386,13 @@ def test_a_child_of_fork_has_its_own_connections(path: str) -> None:
         clocks.renew()
         assert clocks.lock(900)
         of_child = serve(one)
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                try:
-                    clocks.lock(900)
-                except DaemonUnavailable:
-                    transport.request({"op": "child"}, 20.0)
-                    status = 0
-            os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+        def lock() -> None:
+            with pytest.raises(DaemonUnavailable):
+                clocks.lock(900)
+            transport.request({"op": "child"}, 20.0)
+
+        assert ended(forked(lock)) == 0
         of_child.join()
         of_parent.append(serve(one))
         transport.request({"op": "after"}, 20.0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import ended, forked, wait_for
 from zeus_ipc import Client, errors
 from zeus_ipc.heartbeat import HeartbeatThread
 
@@ -148,17 +147,13 @@ def test_a_child_of_fork_has_its_own_thread() -> None:
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)
         wait_for(daemon.beats, "a heartbeat")
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                before = daemon.beats()
-                client.set_power_limit("GPU-x", 1)
-                wait_for(lambda: daemon.beats() > before, "a heartbeat of the child")
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def beats() -> None:
+            before = daemon.beats()
+            client.set_power_limit("GPU-x", 1)
+            wait_for(lambda: daemon.beats() > before, "a heartbeat of the child")
+
+        assert ended(forked(beats)) == 0
 
 
 def test_a_daemon_that_is_away_is_asked_again() -> None:

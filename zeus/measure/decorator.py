@@ -21,7 +21,7 @@ _guard = threading.Lock()
 _shared: ZeusMonitor | None = None
 
 
-def _monitor() -> ZeusMonitor:
+def shared_monitor() -> ZeusMonitor:
     """Returns the monitor of all GPUs of this process, created on first use."""
     global _shared
     with _guard:
@@ -74,7 +74,7 @@ class _Measured(AbstractContextManager[Window]):
 
     @property
     def _monitor(self) -> ZeusMonitor:
-        return _monitor() if self._given is None else self._given
+        return shared_monitor() if self._given is None else self._given
 
     def __enter__(self) -> Window:
         window = self._monitor.window(self._name or "block", self._sync).__enter__()

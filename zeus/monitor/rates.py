@@ -230,7 +230,8 @@ class RatedMonitor(Configured, Generic[L]):
         self.current_keys: set[str] = set()
         self._rate = FetchedRate(rate, what)
         self._make = make
-        self._offset_ns = offset_ns
+        self.offset_ns = offset_ns
+        """Tells what to add to CLOCK_MONOTONIC to get the time since the epoch, ns."""
 
     def begin_window(self, key: str, sync_execution: bool = True) -> None:
         """Open a window. See `ZeusMonitor.begin_window`."""
@@ -246,7 +247,7 @@ class RatedMonitor(Configured, Generic[L]):
         assert begin is not None
         self.current_keys.discard(key)
         end_ns = begin.t_ns + round(whole.time * 1e9)
-        hours = list(by_hour(begin.t_ns, end_ns, self._offset_ns()))
+        hours = list(by_hour(begin.t_ns, end_ns, self.offset_ns()))
         ended = self.zeus_monitor._lookup.ended
         pieces = [
             (hour, whole if len(hours) == 1 else ended(key, begin_ns, until_ns, aligned=False))

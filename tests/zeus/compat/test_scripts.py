@@ -311,7 +311,7 @@ def test_emissions_of_training_and_of_its_evaluation(
         ip_latlong = get_ip_lat_long()
         provider = ElectrictyMapsClient(ip_latlong, estimate=True)
         monitor = CarbonEmissionMonitor(provider)
-        monitor._offset_ns = lambda: int(hour.timestamp() * 1e9) - node.clock()
+        monitor.offset_ns = lambda: int(hour.timestamp() * 1e9) - node.clock()
         taken = []
         for name, steps in (("train", 40), ("eval", 10)):
             monitor.begin_window(name)

@@ -52,7 +52,7 @@ def test_the_code_on_the_page_runs(
         monitor=node.monitor(),
     )
     if "measure_energy" in block.source:
-        decorator_module._monitor().flush()
+        decorator_module.shared_monitor().flush()
     printed = capsys.readouterr()
     if "EnergyCallback" in block.source:
         # The line has the shape that the page shows.

@@ -91,7 +91,7 @@ def test_the_plain_decorator_finds_the_gpus_when_it_is_first_called(
 
     monkeypatch.setattr(decorator_module, "ZeusMonitor", lambda: node.monitor())
     train()
-    decorator_module._monitor().flush()
+    decorator_module.shared_monitor().flush()
     assert "train: " in capsys.readouterr().err
 
 

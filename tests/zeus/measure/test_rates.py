@@ -99,7 +99,7 @@ def at_noon(
     """The monitor in the node's time, in which it is noon now, or shortly before."""
     node.use_clock(monitor.zeus_monitor)
     shift_ns = int((NOON.timestamp() - before_s) * 1e9) - node.clock()
-    monitor._offset_ns = lambda: shift_ns
+    monitor.offset_ns = lambda: shift_ns
     return monitor
 
 

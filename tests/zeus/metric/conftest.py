@@ -53,11 +53,11 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (*_pushgateway.RANKS, "CUDA_VISIBLE_DEVICES", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(metric, "PUSH_EVERY_S", 0.03)
-    _pushgateway._numbers.clear()
+    _pushgateway.numbers.clear()
     yield
     with monkeypatch.context() as patch:
         patch.setattr(metric, "CLOSE_S", 0.5)
-        metric._close_all()
+        metric.close_all()
     # Otherwise its later warnings would appear in the next test.
     wait_for(
         lambda: not threads(),

@@ -218,9 +218,9 @@ def test_power_has_no_gap_between_windows_and_stays_when_the_process_ends(
     one.end_window("step")
     for final in (False, False, True):
         one._update(final)
-        assert one._group.registry.get_sample_value(POWER_W, {"window": "step", "index": "1"})
+        assert one.group.registry.get_sample_value(POWER_W, {"window": "step", "index": "1"})
     one.close()
-    assert one._group.registry.get_sample_value(POWER_W, {"window": "step", "index": "1"})
+    assert one.group.registry.get_sample_value(POWER_W, {"window": "step", "index": "1"})
 
 
 def _present_power() -> object:
@@ -257,7 +257,7 @@ def test_nodes_ranks_and_metrics_do_not_overwrite_each_other(
     for host, rank in (("alpha", "0"), ("alpha", "1"), ("beta", "2")):
         monkeypatch.setattr(socket, "gethostname", lambda: host)
         monkeypatch.setenv("RANK", rank)
-        _pushgateway._numbers.clear()  # each stands for its own process
+        _pushgateway.numbers.clear()  # each stands for its own process
         ones: list[Metric] = [
             histogram(gateway, "all"),
             histogram(gateway, "all", gpu_bucket_range=[1]),
@@ -274,7 +274,7 @@ def test_nodes_ranks_and_metrics_do_not_overwrite_each_other(
             of = {"job": "all", "instance": host, "rank": rank, "metric": name}
             assert found.one("push_failure_time_seconds", **of) == 0
     again = histogram(gateway, "all")  # the next run of rank 2
-    again._group._key = {"instance": "beta", "rank": "2", "metric": "energy_histogram"}
+    again.group._key = {"instance": "beta", "rank": "2", "metric": "energy_histogram"}
     spend(node, again, "next", 1)
     again.close()
     assert len(scrape(gateway).of(f"{GPU_J}_count", job="all")) == 3 * 2 * 2

@@ -68,7 +68,7 @@ def totals(double: Double) -> list[float]:
 
 def _count_failures(one: Metric) -> list[bool]:
     failures: list[bool] = []
-    push = one._group.push
+    push = one.group.push
 
     def counted() -> bool:
         worked = push()
@@ -76,7 +76,7 @@ def _count_failures(one: Metric) -> list[bool]:
             failures.append(worked)
         return worked
 
-    one._group.push = counted
+    one.group.push = counted
     return failures
 
 
@@ -109,7 +109,7 @@ def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
 
     monkeypatch.setattr(Metric, "_await_end", awaited)
     begun_s = time.monotonic()
-    metric._close_all()
+    metric.close_all()
     assert time.monotonic() - begun_s >= 0.2
     first_s, second_s = deadlines_s
     assert first_s == second_s  # together, not each

@@ -83,7 +83,7 @@ def test_other_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> 
         EnergyCumulativeCounter([], [2], 1, "gateway:9091", "j")
     with pytest.raises(ValueError, match=r"gpu_indices=\[0\]"):
         EnergyHistogram([], 0, "gateway:9091", "j")
-    assert next(_pushgateway._numbers["energy_histogram"]) == 1  # no name was spent on them
+    assert next(_pushgateway.numbers["energy_histogram"]) == 1  # no name was spent on them
 
 
 def test_without_prometheus_client_there_is_one_error_with_the_remedy(

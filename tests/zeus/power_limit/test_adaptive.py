@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import for_users, wait_for
+from tests.support import for_users, in_a_notebook, wait_for
 from tests.zeus.node import VirtualNode, train
 from zeus.exceptions import ZeusdError, ZeusGPUInvalidArgError
 from zeus.optimizer.power_limit import (
@@ -507,8 +507,8 @@ def test_a_report_says_and_draws_what_was_found(
     assert f"At {chosen_w(plo):g} W instead of 300 W a step takes" in lines[-1]
     assert (tmp_path / "trade-off.png").read_bytes().startswith(b"\x89PNG")
     assert f"In force: {chosen_w(plo):g} W." in lines[-1]
-    assert report._repr_html_().count("<tr") == len(plo.measurements) + 1
-    assert "</svg>" in report._repr_html_()
+    assert in_a_notebook(report).count("<tr") == len(plo.measurements) + 1
+    assert "</svg>" in in_a_notebook(report)
     plo.report(tmp_path / "trade-off.svg")
     assert f"{chosen_w(plo):g} W" in (tmp_path / "trade-off.svg").read_text()
     with pytest.warns(UserWarning, match="not drawn"):

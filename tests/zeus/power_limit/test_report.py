@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support import in_a_notebook
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.report import Report
 
@@ -33,7 +34,7 @@ def test_without_a_choice_the_report_says_why() -> None:
     )
     report = Report((HIGHEST,), None, 12, "GPU 0 is <lost>", None, 300.0)
     assert report.sentence.endswith("The search ended: GPU 0 is <lost>. 300 W is being set.")
-    html = report._repr_html_()
+    html = in_a_notebook(report)
     assert "&lt;lost&gt;" in html
     assert "<lost>" not in html
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import ended, forked, wait_for
 from tests.zeus.node import VirtualNode
 from tests.zeus.run.masters import Jobs, Scripted, result
 from zeus.analyze import HistoryEntry
@@ -51,15 +51,11 @@ def test_knowledge_is_for_these_gpus_and_power_limits(jobs: Jobs) -> None:
 def killed_by(number: int, jobs: Jobs, job: Job) -> int:
     """Trains in a separate process, which is killed once a script sleeps; returns the script."""
     master = jobs.master(Scripted(64, 32, 16), seed=5)
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            master.run(job, 3, SIZES, 2.0, 0.5)
-        os._exit(0)
+    child = forked(lambda: master.run(job, 3, SIZES, 2.0, 0.5))
     pid = jobs.folder / "pid"
     wait_for(lambda: pid.exists() and pid.read_text(), "the script to run")
     os.kill(child, number)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == number
+    assert ended(child) == -number
     return int(pid.read_text())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from tests.fake_nvml.double import NvmlDouble
+from tests.fake_nvml.double import NvmlDouble, forget_library
 from zeusctl.probe.driver import Clock
 from zeusctl.probe.nvml import NvmlDriver
 from zeusctl.probe.run import ProbeTiming, probe
@@ -61,15 +61,14 @@ def stand_in(
         monkeypatch.setenv(name, value)
     library = folder / "libnvidia-ml-copy.so.1"  # a library has one state for each process
     shutil.copy(double.library, library)
-    before, cache = pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache)
+    before = pynvml.nvmlLib
     try:
         driver = NvmlDriver(str(library), Clock(double.now_ns, double.pass_time))
         yield driver, double
         driver.close()
     finally:
+        forget_library()  # its cache is filled again
         pynvml.nvmlLib = before
-        pynvml._nvmlGetFunctionPointer_cache.clear()
-        pynvml._nvmlGetFunctionPointer_cache.update(cache)
 
 
 def probed(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.zeusd.runtime.pids_again import Remembered
 from zeusd.energy.accountant import Accountant, Fact, FactSpan, Position, Settlement
 from zeusd.energy.split import Account, Kind
@@ -43,13 +44,14 @@ def child(uid: int) -> tuple[int, int]:
     NEXT_PID.write_text("500")
     read, write = os.pipe()
     ready, told = os.pipe()
-    pid = os.fork()
-    if not pid:
+
+    def until_told() -> None:
         os.close(write)
         os.setresuid(uid, uid, uid)
         os.write(told, b".")
         os.read(read, 1)
-        os._exit(0)
+
+    pid = forked(until_told)
     os.close(read)
     os.close(told)
     os.read(ready, 1)

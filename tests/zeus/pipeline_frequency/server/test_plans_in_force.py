@@ -57,7 +57,7 @@ def test_all_ranks_go_over_to_another_plan_between_the_same_two_iterations(
     serve: Serve, folder: str
 ) -> None:
     http = serve({"solution_path": folder})
-    clock = http.app.manager._clock = Clock()
+    clock = http.app.manager.clock = Clock()
     training = Training(http, register(http, 2), rank_bodies(2), frontier(), clock=clock)
     training.step(5)
     chosen = ok(http.post(f"/choose/{training.job_id}", json={"plan": 4}))
@@ -156,7 +156,7 @@ def test_a_reported_straggler_gets_the_fastest_plan(serve: Serve, folder: str) -
 
 def test_the_server_sees_a_straggler_and_its_recovery(serve: Serve, folder: str) -> None:
     http = serve({"solution_path": folder})
-    clock = http.app.manager._clock = Clock()
+    clock = http.app.manager.clock = Clock()
     training = Training(http, register(http, 3), rank_bodies(3), frontier(), clock=clock)
     training.step(30)
     assert training.plans() == {0: {19}, 1: {19}, 2: {19}}

@@ -174,6 +174,6 @@ def test_setting_the_clock_makes_no_job_idle(serve: Serve, monkeypatch: pytest.M
     monkeypatch.setattr(job_manager.JobManager, "_forget_idle", look)
     http = serve(MAX_JOB_IDLE_TIME=3600)
     job_id = ok(http.post("/register_job", json=job_body()))
-    http.app.manager._clock = lambda: time.time() + 30 * 24 * 3600
+    http.app.manager.clock = lambda: time.time() + 30 * 24 * 3600
     wait_for(lambda: len(looked) > 2, "the server to look for idle jobs")
     assert [job["job_id"] for job in ok(http.get("/jobs"))] == [job_id]

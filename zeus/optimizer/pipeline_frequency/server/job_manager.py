@@ -49,7 +49,8 @@ class JobManager:
     ) -> None:
         self.settings = settings
         self._records = JobRecords(settings)
-        self._clock = clock
+        self.clock = clock
+        """Tells the seconds since the epoch."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard: set[str] = set()
         self._closing = False
@@ -139,7 +140,7 @@ class JobManager:
                 f"this server has {len(self.jobs)} jobs, and takes no more (ZEUS_PFO_MAX_JOBS); "
                 "idle ones go after ZEUS_PFO_MAX_JOB_IDLE_TIME",
             )
-        now_s = self._clock()
+        now_s = self.clock()
         name = self.settings.scheduler.__name__
         job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
         job = TrainingJob(info.model_copy(update={"job_id": job_id}), now_s)
@@ -208,7 +209,7 @@ class JobManager:
             Refused: The rank is not known.
         """
         job = self._hear(job_id)
-        update, changed = job.report(report, self._clock())
+        update, changed = job.report(report, self.clock())
         if changed:
             self._records.put(job)
             plans = [one.plan for one in job.in_force]
@@ -225,7 +226,7 @@ class JobManager:
     def choose(self, job_id: str, choice: Choice) -> Chosen:
         """Handles a choice."""
         job = self._hear(job_id)
-        chosen = job.choose(choice, self._clock())
+        chosen = job.choose(choice, self.clock())
         self._records.put(job)
         logger.info("job %s: %s asked for", job_id, choice.model_dump(exclude_none=True))
         return chosen
@@ -337,7 +338,7 @@ class JobManager:
             frontier = await planning.frontier_of(problem, points)
             if not self._has(job) or job.frontier is not before:
                 return  # dropped, or planned from new profiles
-            job.take_replanned(frontier, self._clock())
+            job.take_replanned(frontier, self.clock())
             self._records.put(job, ("frontier", 0, job.frontier))
             logger.info("job %s: planned again, as times have changed (%s)", job_id, words)
         except PipelineFrequencyError as error:
@@ -352,12 +353,12 @@ class JobManager:
     def _take_frontier(self, job: TrainingJob, frontier: Frontier, initial: Choice) -> None:
         if not self._has(job):
             return  # dropped meanwhile
-        job.take_frontier(frontier, initial, self._clock())
+        job.take_frontier(frontier, initial, self.clock())
         self._records.put(job, ("frontier", 0, job.frontier))
 
     def _hear(self, job_id: str) -> TrainingJob:
         job = self.job(job_id)
-        job.heard_s, job.idle_from_s = self._clock(), time.monotonic()
+        job.heard_s, job.idle_from_s = self.clock(), time.monotonic()
         self._heard.add(job_id)
         return job
 
