@@ -342,13 +342,6 @@ class ControlMachine:
         self.retry_now()
         self._pump()
 
-    def process_gone(self, process: ProcessIdentity) -> None:
-        """A process died: its lease ends, and its losses are forgotten."""
-        if self.holding.by(process):
-            self.release("holder_gone")
-        self.withdraw(process)
-        self.holding.forgive(process)
-
     def submit(self, request: Set) -> None:
         """A set or an acquire. `request.done` is called once, now or later."""
         refusal = self.holding.refusal(request.peer, request.value is None)

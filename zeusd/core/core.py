@@ -211,8 +211,12 @@ class Core:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
         self.node.alive.discard(process)
-        for machine in self.node.machines():  # those that it waits for are not watched
-            machine.process_gone(process)
+        for machine in self.node.machines():  # sets that wait have no index: there are few
+            machine.withdraw(process)
+        for machine in self.node.held_by(process):
+            machine.release("holder_gone")
+        for machine in [*self.node.watched.get(process, ())]:
+            machine.holding.forgive(process)
         self._note_missing()
         return self._effects()
 

@@ -90,10 +90,9 @@ class NodeState:
         return [machine for gpu in self.gpus.values() for machine in gpu.machines.values()]
 
     def held_by(self, process: ProcessIdentity) -> list[ControlMachine]:
-        """The controls that this process holds."""
-        if process not in self.watched:
-            return []
-        return [machine for machine in self.machines() if machine.holding.by(process)]
+        """The controls that this process holds, in the order in which they are restored."""
+        held = {control for control in self.watched.get(process, ()) if control.holding.by(process)}
+        return sorted(held, key=lambda control: (control.gpu, control.spec.restore_order))
 
     def machine(self, uuid: str, control: Control) -> ControlMachine:
         """One control.

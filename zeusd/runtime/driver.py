@@ -172,7 +172,7 @@ class DriverThreads:
 
         threading.Thread(target=run, name="open-driver", daemon=True).start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Ends all threads. Does not wait for the driver."""
         self.finder.stop()
         for worker in self._workers.values():

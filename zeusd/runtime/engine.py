@@ -247,7 +247,7 @@ class Engine:
         if self._accounting is not None:
             self._accounting.stop()
         self.sampling.stop()
-        self._driver.close()
+        self._driver.stop()
         self._processes.close()
         self._write_soon()
         self._journal.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -216,14 +217,23 @@ def test_a_gpu_that_was_reset_is_brought_under_the_sites_limit_with_the_restore(
     assert world.limit_w() == 250
 
 
-def test_quiescing_restores_in_the_order_of_all_restores() -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda world: world.call(1, "quiesce"),
+        lambda world: world.call(1, "goodbye"),
+        lambda world: world.kill(ProcessIdentity(1, 77)),
+    ],
+    ids=["quiesced", "said goodbye", "killed"],
+)
+def test_all_of_a_gpus_controls_are_restored_in_one_order(end: Callable[[World], object]) -> None:
     world = World(limits_mw=(300_000,) * 4)
     world.connect(1, groups=frozenset({0}), uid=0)
     for gpu in UUIDS:
         world.set_power(1, 200, gpu)
         world.call(1, "set", gpus=[gpu], control="gpu_clocks", value=[300, 900])
     world.writes.clear()
-    assert "result" in world.call(1, "quiesce")
+    end(world)
     order = [Control.GPU_CLOCKS, Control.POWER_LIMIT]
     assert [control for _, control, _ in world.writes] == order * 4
 
