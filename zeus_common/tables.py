@@ -34,7 +34,7 @@ from typing import IO, Annotated, Any, NoReturn, TypeVar, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from zeus_common.atomic import replacing
-from zeus_ipc.wire import sentence
+from zeus_common.text import sentence
 
 _CHUNK = 20_000
 """Rows that are read at a time."""

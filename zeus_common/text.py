@@ -1,4 +1,4 @@
-"""Numbers with their units, and names of users, groups and GPUs, as people read them."""
+"""Numbers with their units, names of users, groups and GPUs, and faults, as people read them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeus_ipc.controls import SPECS, Control
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def count(number: int, noun: str) -> str:
@@ -135,3 +138,28 @@ def named(text: str, indices: Mapping[str, int]) -> str:
     for uuid, index in indices.items():
         text = text.replace(uuid, f"GPU {index}")
     return re.sub(r"\buser ([0-9]+)\b", lambda found: f"user {user_name(int(found[1]))}", text)
+
+
+def explain(fault: Any, *skip: object) -> str:
+    """Describes one of pydantic's errors.
+
+    Args:
+        fault: An item of `ValidationError.errors()`.
+        skip: Parts of its location that its reader does not know.
+    """
+    where = ".".join(str(part) for part in fault["loc"] if part not in skip)
+    text = re.sub("^Value error, | or (object|instance) .*", "", fault["msg"])
+    return f"{where}: {text}" if where else text
+
+
+def sentence(error: ValidationError) -> str:
+    """Describes the first fault of what a user wrote, with its place and value."""
+    fault = error.errors()[0]
+    where = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "missing":
+        return f"{where} is missing"
+    if fault["type"] == "extra_forbidden":
+        return f"there is no setting {where}; check the spelling"
+    if fault["type"] == "value_error":
+        return explain(fault)
+    return f"{explain(fault)}, not {fault['input']!r:.60}"

@@ -14,11 +14,11 @@ from http.client import HTTPException
 
 from pydantic import BaseModel, ValidationError
 
+from zeus_common.text import sentence
 from zeus_fleet.messages import Budget, LimitEvent
 from zeus_fleet.quantities import Power, Ramp, time_s
 from zeus_fleet.schedule import scheduled
 from zeus_ipc.parsing import MAX_BYTES, Malformed, parse, read_file
-from zeus_ipc.wire import sentence
 
 TIMEOUT_S = 10.0
 

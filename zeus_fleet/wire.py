@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from zeus_common.text import sentence
 from zeus_fleet.messages import (
     Budget,
     BudgetDomain,
@@ -25,7 +26,6 @@ from zeus_fleet.messages import (
 from zeus_fleet.profiles import ProgressProfile, monotone
 from zeus_fleet.quantities import MAX_MW, Power
 from zeus_ipc.parsing import Malformed, parse
-from zeus_ipc.wire import sentence
 
 MAX_SHARED = 2 << 20
 """Largest budget, or part of a plan, bytes; etcd accepts 1.5 MiB."""

@@ -14,32 +14,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from zeus_ipc import errors, operations
+from zeus_ipc import errors, operations, replies
 from zeus_ipc._version import __version__
 from zeus_ipc.circuit import Circuit
 from zeus_ipc.controls import Control
 from zeus_ipc.heartbeat import HeartbeatThread
 from zeus_ipc.operations import Operation, R
-from zeus_ipc.replies import (
-    Applied,
-    AuditRecord,
-    AuditRecords,
-    Back,
-    EnergyReading,
-    GpuProcesses,
-    GpuState,
-    HeartbeatResult,
-    LeaseInfo,
-    Metrics,
-    NodeInfo,
-    Policy,
-    PowerReading,
-    Quiesced,
-    SupportedClocks,
-    Usage,
-    UsageSum,
-    WindowEnergies,
-)
 from zeus_ipc.requests import (
     MAX_JOB_NAME,
     MAX_LOOKUPS,
@@ -109,15 +89,15 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     # --------------------------------------------------------------------------------- the node
 
-    def node(self) -> NodeInfo:
+    def node(self) -> replies.NodeInfo:
         """Describes the daemon and the node's GPUs."""
         return self._ask(operations.HELLO, client_version=__version__)
 
-    def state(self, gpus: str | Sequence[str]) -> dict[str, GpuState]:
+    def state(self, gpus: str | Sequence[str]) -> dict[str, replies.GpuState]:
         """Reads limits, clocks, power, energy and temperature of GPUs, by UUID."""
         return self._each(operations.STATE, gpus=_uuids(gpus))
 
-    def energy(self, gpus: str | Sequence[str]) -> dict[str, EnergyReading]:
+    def energy(self, gpus: str | Sequence[str]) -> dict[str, replies.EnergyReading]:
         """Energy counters, mJ, with the time of reading, by UUID.
 
         Raises:
@@ -125,7 +105,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         """
         return self._each(operations.ENERGY, gpus=_uuids(gpus))
 
-    def power(self, gpus: str | Sequence[str]) -> dict[str, PowerReading]:
+    def power(self, gpus: str | Sequence[str]) -> dict[str, replies.PowerReading]:
         """Power sensors, mW, by UUID."""
         return self._each(operations.POWER, gpus=_uuids(gpus))
 
@@ -135,7 +115,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         windows: Sequence[tuple[int, int, int]] = (),
         *,
         limited: bool = False,
-    ) -> dict[str, WindowEnergies]:
+    ) -> dict[str, replies.WindowEnergies]:
         """Energy between pairs of instants, by source.
 
         Any number of windows: they are requested in as few messages as possible. Waits at most one
@@ -153,7 +133,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         """
         names = _uuids(sources)
         each = max(1, min(MAX_WINDOWS, MAX_LOOKUPS // max(1, len(names))))
-        found: dict[str, WindowEnergies] = {}
+        found: dict[str, replies.WindowEnergies] = {}
         for first in range(0, max(1, len(windows)), each):
             part = windows[first : first + each]
             numbers = [number for begin, end, aligned in part for number in (begin, end, +aligned)]
@@ -214,11 +194,11 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self.windows(names)  # do they exist, and do they have sensors?
         return SampleStream(self._transport.subscribe(names, self.node().stream, buffer))
 
-    def clocks(self, gpu: str) -> SupportedClocks:
+    def clocks(self, gpu: str) -> replies.SupportedClocks:
         """Lists the clocks, MHz, that a GPU can be locked to."""
         return self._each(operations.CLOCKS, gpus=[gpu])[gpu]
 
-    def processes(self, gpus: str | Sequence[str]) -> dict[str, GpuProcesses]:
+    def processes(self, gpus: str | Sequence[str]) -> dict[str, replies.GpuProcesses]:
         """Lists the processes that use GPUs, by UUID: at most a second old."""
         return self._each(operations.PROCESSES, gpus=_uuids(gpus))
 
@@ -305,7 +285,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         *,
         ttl_s: float | None = None,
         together: bool = False,
-    ) -> dict[str, dict[str, Back]]:
+    ) -> dict[str, dict[str, replies.Back]]:
         """Acquires the leases on these controls without changing anything. A process that lost a
         lease (`LeaseExpired`) can get it again only in this way.
 
@@ -372,7 +352,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         )
         return answer.released
 
-    def leases(self) -> list[LeaseInfo]:
+    def leases(self) -> list[replies.LeaseInfo]:
         """All leases on the node."""
         return self._ask(operations.LEASES).leases
 
@@ -388,11 +368,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
             RequestTimeout: It has not changed within `wait_s`.
         """
         message = self._message(operations.HEARTBEAT, {"losses": known})
-        reply = self._transport.request(message, wait_s)
-        if "error" in reply:
-            raise errors.from_wire(reply["error"])
-        lost = operations.HEARTBEAT.read(reply["result"]).lost
-        return [(gpu, control) for gpu, control in lost]
+        beat = _read(operations.HEARTBEAT, self._transport.request(message, wait_s))
+        return [(gpu, control) for gpu, control in beat.lost]
 
     @property
     def answers(self) -> bool:
@@ -585,7 +562,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         device: str = "gpu",
         by_method: bool = False,
         gpus: Sequence[str] = (),
-    ) -> Usage:
+    ) -> replies.Usage:
         """Reads who used how much energy in each interval.
 
         Args:
@@ -607,7 +584,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             "by_method": by_method,
             "gpus": list(gpus),
         }
-        sums: list[UsageSum] = []
+        sums: list[replies.UsageSum] = []
         while True:
             found = self._ask(operations.USAGE, **arguments, offset=len(sums))
             sums += found.sums
@@ -620,26 +597,26 @@ class Client(contextlib.AbstractContextManager["Client"]):
         """
         return self._ask(operations.FORGET_USER, uid=uid).accounts
 
-    def quiesce(self) -> Quiesced:
+    def quiesce(self) -> replies.Quiesced:
         """Makes zeusd restore everything and close the driver; for administrators."""
         return self._ask(operations.QUIESCE)
 
-    def resume(self) -> NodeInfo:
+    def resume(self) -> replies.NodeInfo:
         """Makes zeusd reopen the driver and read every GPU again; for administrators."""
         return self._ask(operations.RESUME)
 
-    def policy(self) -> Policy:
+    def policy(self) -> replies.Policy:
         """Reads this user's permissions."""
         return self._ask(operations.POLICY)
 
-    def audit(self, *, after: int = 0, limit: int = 200) -> AuditRecords:
+    def audit(self, *, after: int = 0, limit: int = 200) -> replies.AuditRecords:
         """Reads the newest records of the audit log, the oldest first.
 
         Args:
             after: Only records with a higher number.
             limit: Maximum number of records; zeusd keeps a thousand.
         """
-        records: list[AuditRecord] = []
+        records: list[replies.AuditRecord] = []
         before = 2**62
         while True:
             size = max(1, min(MAX_RECORDS, limit - len(records)))
@@ -649,7 +626,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
                 return page.model_copy(update={"records": records})
             before = records[0].number
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> replies.Metrics:
         """Reads the daemon's metrics."""
         return self._ask(operations.METRICS)
 
@@ -740,11 +717,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
         """Sends any request. Raises the error of a request that got no reply."""
         self._exchange(operations.HELLO, None, {"client_version": __version__})
 
-    def _beat(self) -> HeartbeatResult:
-        reply = self._exchange(operations.HEARTBEAT, None, {})
-        if "error" in reply:
-            raise errors.from_wire(reply["error"])
-        return operations.HEARTBEAT.read(reply["result"])
+    def _beat(self) -> replies.HeartbeatResult:
+        return _read(operations.HEARTBEAT, self._exchange(operations.HEARTBEAT, None, {}))
 
     def _holds(self) -> None:
         """Notes that this process may hold a lease from now on."""
@@ -753,7 +727,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def _set(
         self,
-        operation: Operation[Applied],
+        operation: Operation[replies.Applied],
         gpus: str | Sequence[str],
         block: bool,
         **arguments: Any,
@@ -769,6 +743,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._circuit.call(self._transport.send, message, self._timeout_s)
         self._holds()
         return {}
+
+
+def _read(operation: Operation[R], reply: dict[str, Any]) -> R:
+    if "error" in reply:
+        raise errors.from_wire(reply["error"])
+    return operation.read(reply["result"])
 
 
 def _read_each(operation: Operation[R], result: dict[str, Any]) -> dict[str, R]:

@@ -9,61 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from zeus_ipc.replies import (
-    Acquired,
-    Applied,
-    AuditRecords,
-    CeilingSet,
-    Deallocated,
-    EmptyResult,
-    EnergyReading,
-    Forgotten,
-    GpuProcesses,
-    GpuState,
-    HeartbeatResult,
-    LeaseList,
-    Metrics,
-    NodeInfo,
-    Policy,
-    PowerReading,
-    Quiesced,
-    Released,
-    Restored,
-    SupportedClocks,
-    Timeline,
-    Usage,
-    WindowEnergies,
-)
-from zeus_ipc.requests import (
-    Acquire,
-    Allocate,
-    Deallocate,
-    ForgetUser,
-    GetAudit,
-    GetClocks,
-    GetEnergy,
-    GetMetrics,
-    GetPolicy,
-    GetPower,
-    GetProcesses,
-    GetState,
-    GetTimeline,
-    GetUsage,
-    GetWindows,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    ListLeases,
-    Persist,
-    PublishProfile,
-    Quiesce,
-    Release,
-    Reset,
-    Restore,
-    Resume,
-    SetCeiling,
-    SetControl,
-)
+from zeus_ipc import replies, requests
 from zeus_ipc.wire import Message
 
 R = TypeVar("R", bound=Message)
@@ -93,34 +39,34 @@ class Operation(Generic[R]):
         return self.result.model_validate(result, strict=False)
 
 
-HELLO = Operation(Hello, NodeInfo)
-STATE = Operation(GetState, GpuState, "gpus")
-ENERGY = Operation(GetEnergy, EnergyReading, "gpus")
-POWER = Operation(GetPower, PowerReading, "gpus")
-CLOCKS = Operation(GetClocks, SupportedClocks, "gpus")
-PROCESSES = Operation(GetProcesses, GpuProcesses, "gpus")
-WINDOWS = Operation(GetWindows, WindowEnergies, "sources")
-TIMELINE = Operation(GetTimeline, Timeline, "sources")
-SET = Operation(SetControl, Applied, "gpus")
-RESET = Operation(Reset, Applied, "gpus")
-ACQUIRE = Operation(Acquire, Acquired, "gpus")
-RELEASE = Operation(Release, Released)
-RESTORE = Operation(Restore, Restored, "gpus")
-PERSIST = Operation(Persist, EmptyResult, "gpus")
-SET_CEILING = Operation(SetCeiling, CeilingSet, "gpus")
-PUBLISH_PROFILE = Operation(PublishProfile, EmptyResult, "gpus")
-ALLOCATE = Operation(Allocate, EmptyResult, "gpus")
-DEALLOCATE = Operation(Deallocate, Deallocated)
-USAGE = Operation(GetUsage, Usage)
-FORGET_USER = Operation(ForgetUser, Forgotten)
-QUIESCE = Operation(Quiesce, Quiesced)
-RESUME = Operation(Resume, NodeInfo)
-POLICY = Operation(GetPolicy, Policy)
-AUDIT = Operation(GetAudit, AuditRecords)
-METRICS = Operation(GetMetrics, Metrics)
-LEASES = Operation(ListLeases, LeaseList)
-HEARTBEAT = Operation(Heartbeat, HeartbeatResult)
-GOODBYE = Operation(Goodbye, Released)
+HELLO = Operation(requests.Hello, replies.NodeInfo)
+STATE = Operation(requests.GetState, replies.GpuState, "gpus")
+ENERGY = Operation(requests.GetEnergy, replies.EnergyReading, "gpus")
+POWER = Operation(requests.GetPower, replies.PowerReading, "gpus")
+CLOCKS = Operation(requests.GetClocks, replies.SupportedClocks, "gpus")
+PROCESSES = Operation(requests.GetProcesses, replies.GpuProcesses, "gpus")
+WINDOWS = Operation(requests.GetWindows, replies.WindowEnergies, "sources")
+TIMELINE = Operation(requests.GetTimeline, replies.Timeline, "sources")
+SET = Operation(requests.SetControl, replies.Applied, "gpus")
+RESET = Operation(requests.Reset, replies.Applied, "gpus")
+ACQUIRE = Operation(requests.Acquire, replies.Acquired, "gpus")
+RELEASE = Operation(requests.Release, replies.Released)
+RESTORE = Operation(requests.Restore, replies.Restored, "gpus")
+PERSIST = Operation(requests.Persist, replies.EmptyResult, "gpus")
+SET_CEILING = Operation(requests.SetCeiling, replies.CeilingSet, "gpus")
+PUBLISH_PROFILE = Operation(requests.PublishProfile, replies.EmptyResult, "gpus")
+ALLOCATE = Operation(requests.Allocate, replies.EmptyResult, "gpus")
+DEALLOCATE = Operation(requests.Deallocate, replies.Deallocated)
+USAGE = Operation(requests.GetUsage, replies.Usage)
+FORGET_USER = Operation(requests.ForgetUser, replies.Forgotten)
+QUIESCE = Operation(requests.Quiesce, replies.Quiesced)
+RESUME = Operation(requests.Resume, replies.NodeInfo)
+POLICY = Operation(requests.GetPolicy, replies.Policy)
+AUDIT = Operation(requests.GetAudit, replies.AuditRecords)
+METRICS = Operation(requests.GetMetrics, replies.Metrics)
+LEASES = Operation(requests.ListLeases, replies.LeaseList)
+HEARTBEAT = Operation(requests.Heartbeat, replies.HeartbeatResult)
+GOODBYE = Operation(requests.Goodbye, replies.Released)
 
 OPERATIONS: dict[str, Operation[Any]] = {
     one.name: one for one in [*globals().values()] if isinstance(one, Operation)

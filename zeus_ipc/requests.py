@@ -8,25 +8,11 @@ from enum import Enum
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from zeus_ipc import controls
 from zeus_ipc.controls import Control
-from zeus_ipc.wire import (
-    PROTOCOL_VERSION,
-    ControlName,
-    Gpus,
-    Message,
-    MilliWatts,
-    Uuid,
-    matching,
-)
+from zeus_ipc.wire import PROTOCOL_VERSION, ControlName, Gpus, Message, MilliWatts, Uuid, matching
 
 
 class _Request(Message):
@@ -322,9 +308,7 @@ class SetCeiling(_Request):
     """Name of the ceiling. It replaces one of the same name."""
     control: ControlName = Control.POWER_LIMIT
     """The control; only the power limit has ceilings."""
-    value: (
-        Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
-    ) = None
+    value: Annotated[list[MilliWatts], Field(max_length=1)] | None = None
     """The bound, [mW]; None removes the ceiling."""
     ttl_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] = 0
     """After this time `fallback` replaces it, unless it is set again before; 0: never. The time
@@ -333,9 +317,7 @@ class SetCeiling(_Request):
     """The same as an instant of CLOCK_BOOTTIME, so that a delayed request does not extend it; 0:
     none. If `ttl_ms` is given too, the earlier one applies. Refused with `deadline_exceeded` once
     it has passed."""
-    fallback: (
-        Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
-    ) = None
+    fallback: Annotated[list[MilliWatts], Field(max_length=1)] | None = None
     """The bound from then on, at most `value`; None: the ceiling ends then."""
     control_group: Annotated[str, Field(max_length=255)] = ""
     """Of a job whose control group has another name than the ceiling: a SLUID."""

@@ -13,9 +13,9 @@ ignore unknown fields. A message never says who sent it: the daemon asks the ker
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from zeus_ipc import controls
 from zeus_ipc.controls import Control
@@ -44,34 +44,8 @@ def matching(pattern: str, rule: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def explain(fault: Any, *skip: object) -> str:
-    """Describes one of pydantic's errors.
-
-    Args:
-        fault: An item of `ValidationError.errors()`.
-        skip: Parts of its location that its reader does not know.
-    """
-    where = ".".join(str(part) for part in fault["loc"] if part not in skip)
-    text = re.sub("^Value error, | or (object|instance) .*", "", fault["msg"])
-    return f"{where}: {text}" if where else text
-
-
-def sentence(error: ValidationError) -> str:
-    """Describes the first fault of what a user wrote, with its place and value."""
-    fault = error.errors()[0]
-    where = ".".join(map(str, fault["loc"]))
-    if fault["type"] == "missing":
-        return f"{where} is missing"
-    if fault["type"] == "extra_forbidden":
-        return f"there is no setting {where}; check the spelling"
-    if fault["type"] == "value_error":
-        return explain(fault)
-    return f"{explain(fault)}, not {fault['input']!r:.60}"
-
-
 MegaHertz = Annotated[int, Field(ge=0, le=controls.MAX_MHZ)]
 MilliWatts = Annotated[int, Field(ge=1, le=controls.MAX_MW)]
-
 
 ControlName = Annotated[Control, Field(strict=False)]
 """A control by its name: strict validation would require the enum member."""

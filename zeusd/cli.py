@@ -75,7 +75,7 @@ def serve(config_path: str | None, **options: str | None) -> None:
     """
     from pydantic import ValidationError
 
-    from zeus_ipc.wire import explain
+    from zeus_common.text import explain
     from zeusd import logs
     from zeusd.config import Config, ConfigError, load
     from zeusd.main import serve as run

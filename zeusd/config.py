@@ -21,10 +21,11 @@ from pydantic import (
     model_validator,
 )
 
+from zeus_common.text import explain
 from zeus_ipc.controls import Control
 from zeus_ipc.parsing import Malformed, parse_toml, read_file
 from zeus_ipc.sockets import DEFAULT_SOCKET_PATH
-from zeus_ipc.wire import MegaHertz, explain, matching
+from zeus_ipc.wire import MegaHertz, matching
 from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
 from zeusd.core.policy import (
     CoreSettings,

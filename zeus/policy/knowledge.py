@@ -84,7 +84,7 @@ class Knowledge:
 def _of(given: Any) -> Knowledge:
     from pydantic import TypeAdapter, ValidationError
 
-    from zeus_ipc.wire import explain
+    from zeus_common.text import explain
 
     try:
         return TypeAdapter(Knowledge).validate_python(given)

@@ -26,7 +26,7 @@ from pydantic import (
 
 from zeus.analyze import HistoryEntry
 from zeus_common.atomic import write_text
-from zeus_ipc.wire import explain
+from zeus_common.text import explain
 
 MASTER_LOG = "master.log"
 _MOST_BYTES = 1 << 26

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from zeus_ipc.wire import matching, sentence
+from zeus_common.text import sentence
+from zeus_ipc.wire import matching
 
 
 def _number(value: Any) -> float:

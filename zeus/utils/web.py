@@ -28,8 +28,8 @@ from zeus import __version__
 from zeus.exceptions import ZeusBaseError
 from zeus.utils.settings import HttpSettings
 from zeus_common.http_guard import wrong_host
+from zeus_common.text import explain
 from zeus_ipc.parsing import Malformed, any_number, parse
-from zeus_ipc.wire import explain
 
 Settings = TypeVar("Settings")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

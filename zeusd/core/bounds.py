@@ -7,9 +7,11 @@ restart of zeusd.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
+from zeus_ipc.limited import BMC, BY_LEASE, SITE
 from zeusd.core.effects import Forget, Put
 from zeusd.core.entries import OBSERVED, RESTING, CeilingEntry, Kept, key_of
 from zeusd.core.outbox import Outbox
@@ -27,6 +29,42 @@ def ceiling_text(ceiling: CeilingEntry, name: str, spec: ControlSpec, boot_ns: i
     if ceiling.fallback is not None:
         until += f", then {spec.text(ceiling.fallback)}"
     return f"ceiling {name} of user {ceiling.uid} allows at most {spec.text(ceiling.value)}{until}"
+
+
+_SAME_MW = 1000
+"""Drivers round limits to whole watts: closer ones are the same."""
+
+
+def author(
+    limit_mw: int | None,
+    enforced_mw: int | None,
+    leased_mw: int | None = None,
+    site_mw: int | None = None,
+    ceilings: Mapping[str, int] | None = None,
+) -> str | None:
+    """Returns who set the power limit in force: `BMC`, a ceiling's name, `site` or `lease`; None:
+    nobody is known.
+
+    Args:
+        limit_mw: The limit that software requested.
+        enforced_mw: The limit in force.
+        leased_mw: The limit that the holder of a lease has set; None: there is none.
+        site_mw: The site limit; None: there is none below the GPU's own.
+        ceilings: The ceilings by name.
+    """
+    if limit_mw is None:
+        return None
+    # Only what is outside the driver lowers a limit below the one that was requested.
+    if enforced_mw is not None and enforced_mw <= limit_mw - _SAME_MW:
+        return BMC
+    bounds = {**({} if site_mw is None else {SITE: site_mw}), **(ceilings or {})}
+    lowest = min(bounds, key=lambda name: bounds[name], default=None)
+    # A lower limit is a holder's choice, a higher one someone else's.
+    if lowest is not None and abs(limit_mw - bounds[lowest]) < _SAME_MW:
+        return lowest
+    if leased_mw is not None and abs(limit_mw - leased_mw) < _SAME_MW:
+        return BY_LEASE
+    return None
 
 
 class Ceilings(dict[str, CeilingEntry]):

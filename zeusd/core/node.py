@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.limited import author
 from zeus_ipc.replies import CpuInfo, GpuInfo, NodeProblem
-from zeusd.core.bounds import PERSISTED
+from zeusd.core.bounds import PERSISTED, author
 from zeusd.core.control import ControlMachine
 from zeusd.core.entries import PendingRestore
 from zeusd.core.model import Failure, GpuFacts, ProcessIdentity, Refusal
@@ -115,7 +114,7 @@ class NodeState:
         raise Refusal(Failure(ErrorCode.NOT_SUPPORTED, why))
 
     def limit_author(self, uuid: str, limit_mw: int | None, enforced_mw: int | None) -> str | None:
-        """Who set a GPU's power limit in force, see `limited.author`. Any thread may ask."""
+        """Who set a GPU's power limit in force, see `bounds.author`. Any thread may ask."""
         gpu = self.gpus.get(uuid)
         machine = None if gpu is None else gpu.machines.get(Control.POWER_LIMIT)
         if gpu is None or machine is None:

@@ -34,7 +34,7 @@ class OutsideWatch:
     def limits(
         self, uuid: str, t_ns: int, limit_mw: int | None, enforced_mw: int | None
     ) -> str | None:
-        """Returns who set the power limit in force (`limited.author`); records the beginning and
+        """Returns who set the power limit in force (`bounds.author`); records the beginning and
         the end of a limit below the requested one."""
         author = self._node.limit_author(uuid, limit_mw, enforced_mw)
         since_ns, noted_mw = self._lowered.pop(uuid, (t_ns, None))

@@ -7,13 +7,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from zeus_common.text import explain
 from zeus_ipc.codec import decode_request, id_of
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
 from zeus_ipc.replies import Envelope, ErrorBody
 from zeus_ipc.requests import Request, request_adapter
-from zeus_ipc.wire import PROTOCOL_VERSION, explain
+from zeus_ipc.wire import PROTOCOL_VERSION
 
 
 class Invalid(Exception):

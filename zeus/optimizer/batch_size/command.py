@@ -15,8 +15,7 @@ import click
 
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
-from zeus_common.text import count, duration, table
-from zeus_ipc.wire import explain
+from zeus_common.text import count, duration, explain, table
 
 APP = "zeus.optimizer.batch_size.server.router:app"
 PORT = 7788

@@ -20,7 +20,7 @@ from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.database import url_of
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import Status, Trial
-from zeus_ipc.wire import explain
+from zeus_common.text import explain
 
 _TABLES = ("Job", "BatchSize", "Trial")
 _STATUS: dict[str, Status] = {"Dispatched": "running", "Succeeded": "ok", "Failed": "failed"}

@@ -35,7 +35,7 @@ from zeus.optimizer.pipeline_frequency.profile import Setting, write_profile
 from zeus.utils import framework
 from zeus.utils.configured import OfProcess
 from zeus.utils.guard import guarded
-from zeus_ipc.wire import sentence
+from zeus_common.text import sentence
 
 log = logging.getLogger(__name__)
 

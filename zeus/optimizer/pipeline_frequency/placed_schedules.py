@@ -38,8 +38,8 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     looped,
     one_f_one_b,
 )
+from zeus_common.text import sentence
 from zeus_ipc.parsing import read_file
-from zeus_ipc.wire import sentence
 
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
 

@@ -35,8 +35,8 @@ from pydantic import (
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.profile import InstructionOptions, Setting, SettingName
 from zeus.optimizer.pipeline_frequency.schedules import Graph
+from zeus_common.text import sentence
 from zeus_ipc.parsing import Malformed, parse, read_file
-from zeus_ipc.wire import sentence
 
 Step = tuple[str, Setting]
 """An instruction's name and its setting; 0: unchanged."""

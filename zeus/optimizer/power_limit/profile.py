@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.settings import KINDS, Kind, beside
 from zeus_common.atomic import write_text
-from zeus_ipc.wire import explain
+from zeus_common.text import explain
 
 
 class PowerLimitMeasurement(BaseModel):

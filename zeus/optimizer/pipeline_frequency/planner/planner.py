@@ -40,7 +40,7 @@ from zeus.optimizer.pipeline_frequency.planner.search import (
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, PlanningProblem, Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Setting
 from zeus.optimizer.pipeline_frequency.schedules import Instruction, Pipeline
-from zeus_ipc.wire import sentence
+from zeus_common.text import sentence
 
 _POINTS = 100
 

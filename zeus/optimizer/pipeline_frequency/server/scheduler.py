@@ -26,7 +26,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankInfo,
 )
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, read_plan
-from zeus_ipc.wire import sentence
+from zeus_common.text import sentence
 
 Rounds = Generator[list[FrequencySchedule], list[ProfilingResult], None]
 """Yields the next schedules of all ranks, and receives their measurements."""

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from zeus_ipc.limited import BMC, BY_LEASE, SITE, author
+from zeus_ipc.limited import BMC, BY_LEASE, SITE
+from zeusd.core.bounds import author
 
 LIMIT = 250_000
 BELOW, SAME, ABOVE = LIMIT - 30_000, LIMIT + 400, LIMIT + 50_000
