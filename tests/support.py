@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
 import pytest
 
@@ -127,6 +127,18 @@ def stopped(process: subprocess.Popen[bytes] | Program) -> int:
         process.kill()
         process.wait()
         raise
+
+
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+    """A process that is killed at the end of the block: `subprocess.Popen` would wait for it, also
+    after the alarm of a test that takes too long.
+    """
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 IMPORTED = ("zeusd.cli", "zeusd.main", "zeusd.devices.simulated.node")

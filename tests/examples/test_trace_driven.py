@@ -12,7 +12,7 @@ import pytest
 
 from tests.examples.programs import EXAMPLES, python
 from tests.preloaded import preloaded
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, ending, wait_for
 from zeus.job import Job
 from zeus.simulate.groups import synthetic_groups, write_groups
 from zeus.simulate.results import RunRow, read_rows
@@ -119,17 +119,18 @@ def test_a_study_that_is_ended_leaves_no_process(
     who: str, how: signal.Signals, code: int, told: str
 ) -> None:
     command = python("run_single.py", "--seeds", "20000", "--processes", "2")
-    with subprocess.Popen(
+    running = subprocess.Popen(
         command,
         cwd=FOLDER,
         stderr=subprocess.PIPE,
         text=True,
         # What a shell runs in the background, these tests perhaps, ignores it, and hands that on.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as study:
+    )
+    with ending(running) as study:
         pids = wait_for(lambda: len(workers(study.pid)) == 2 and workers(study.pid), "two workers")
         os.kill(study.pid if who == "study" else pids[0], how)
-        _, stderr = study.communicate()
+        _, stderr = study.communicate(timeout=TIMEOUT_S)
     assert study.returncode == code
     assert stderr.startswith(told)
     assert "Traceback" not in stderr

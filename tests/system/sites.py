@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 from tests.fake_nvml.double import NvmlDouble
@@ -68,17 +66,6 @@ class Site:
         assert holder.stdout.readline() == "holding\n"
         assert self.limits() == [150_000] * self.gpus
         return holder
-
-
-@contextlib.contextmanager
-def ending(holder: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    try:
-        yield holder
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            holder.send_signal(signal.SIGCONT)
-        holder.kill()
-        holder.wait()
 
 
 WAKING = """

@@ -24,12 +24,13 @@ from tests.support import (
     RunningDaemon,
     as_nobody,
     configuration,
+    ending,
     public_directory,
     running_daemon,
     script,
     wait_for,
 )
-from tests.system.sites import HOLDER, LIMIT, WAKING, Site, ending, tell
+from tests.system.sites import HOLDER, LIMIT, WAKING, Site, tell
 from zeus_ipc import Client, errors
 from zeusd.identity import boot_id
 from zeusd.records import replay

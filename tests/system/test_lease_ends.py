@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import (
+    ending,
     script,
     wait_for,
 )
-from tests.system.sites import HOLDER, LIMIT, SET_LIMIT, WAKING, Site, ending, tell
+from tests.system.sites import HOLDER, LIMIT, SET_LIMIT, WAKING, Site, tell
 
 
 def test_a_stopped_process_loses_its_leases_and_learns_it_when_it_continues(site: Site) -> None:

@@ -8,9 +8,10 @@ import signal
 import pytest
 
 from tests.support import (
+    ending,
     wait_for,
 )
-from tests.system.sites import LIMIT, QUICK_LEASES, SET_LIMIT, Site, ending
+from tests.system.sites import LIMIT, QUICK_LEASES, SET_LIMIT, Site
 from zeus_ipc import errors
 
 

@@ -13,11 +13,12 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
     NOBODY,
     as_nobody,
+    ending,
     public_directory,
     running_daemon,
     script,
 )
-from tests.system.sites import HOLDER, Site, ending
+from tests.system.sites import HOLDER, Site
 
 SPOOFER = """
 import json, os, sys

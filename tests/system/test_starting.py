@@ -17,12 +17,13 @@ from tests.support import (
     IMPORTED,
     RunningDaemon,
     as_nobody,
+    ending,
     public_directory,
     running_daemon,
     script,
     wait_for,
 )
-from tests.system.sites import HOLDER, Site, ending
+from tests.system.sites import HOLDER, Site
 from zeus_ipc import Client, errors
 
 REPOSITORY = Path(__file__).resolve().parents[2]

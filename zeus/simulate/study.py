@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
@@ -197,23 +196,67 @@ def run_study(
 
 
 def _outcomes(cases: Sequence[Case], processes: int) -> Iterator[tuple[int, list[RunRow] | str]]:
-    """Yields the rows of each case, or its error, in their order."""
+    """Yields each case's index, and its rows or its error, as they come."""
     if processes <= 1:
         for index, case in enumerate(cases):
             yield index, _outcome(case)
         return
-    # Not forked: this process may have threads, of a progress bar or of NumPy.
-    executor = ProcessPoolExecutor(processes, get_context("spawn"))
-    try:
+    left = iter(enumerate(cases))
+    with ExitStack() as started:
         with _interrupts_held():
-            outcomes = executor.map(_outcome, cases)
-        yield from enumerate(outcomes)
-    except BrokenProcessPool:
-        raise RuntimeError(
-            "a process of the study was killed, perhaps out of memory; use fewer processes"
-        ) from None
-    finally:
-        executor.shutdown(cancel_futures=True)
+            pipes = [started.enter_context(_worker()) for _ in range(processes)]
+        try:
+            for pipe in pipes:
+                pipe.send(next(left))
+            while pipes:
+                answered: list[Any] = wait(pipes)
+                for pipe in answered:
+                    index, outcome = pipe.recv()
+                    following = next(left, None)
+                    if following is None:
+                        pipes.remove(pipe)
+                    else:
+                        pipe.send(following)
+                    if isinstance(outcome, Exception):
+                        raise outcome
+                    yield index, outcome
+        except (EOFError, OSError):
+            raise RuntimeError(
+                "a process of the study was killed, perhaps out of memory; use fewer processes"
+            ) from None
+
+
+@contextmanager
+def _worker() -> Iterator[Any]:
+    """Starts a process, and yields the pipe to it.
+
+    An executor's processes share queues: where one is killed, a lock stays locked, or half a
+    message in a queue, and the others wait for ever.
+    """
+    # Not forked: this process may have threads, of a progress bar or of NumPy.
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    with ours:
+        with theirs:
+            process.start()
+        try:
+            yield ours
+        finally:
+            process.kill()
+            process.join()
+
+
+def _work(pipe: Any) -> None:
+    """Simulates what comes, until the study has ended."""
+    with suppress(EOFError, OSError):
+        while True:
+            index, case = pipe.recv()
+            try:
+                outcome: Any = _outcome(case)
+            except Exception as error:  # noqa: BLE001 - an import's, or any bug's
+                outcome = error
+            pipe.send((index, outcome))
 
 
 def _outcome(case: Case) -> list[RunRow] | str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import sys
 import zlib
 from dataclasses import replace
 
@@ -182,6 +184,28 @@ def test_a_study_is_the_same_for_any_number_of_processes() -> None:
     assert failed is cases[-2]
     assert "default batch size 7" in why
     assert "192" in why
+
+
+def test_a_process_that_is_killed_ends_the_study_and_leaves_none() -> None:
+    """Also one that is killed while others send, and threads take turns in any order."""
+    cases = [Case(LIBRISPEECH, policy="none")] * 3000  # fail at once
+    before = {*multiprocessing.active_children()}
+
+    def tell(done: int, of: int) -> None:
+        if done == 1:
+            ({*multiprocessing.active_children()} - before).pop().kill()
+
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with pytest.raises(RuntimeError, match="was killed, perhaps out of memory"):
+            run_study(cases, processes=2, tell=tell)
+        left = {*multiprocessing.active_children()} - before
+    finally:
+        sys.setswitchinterval(usual_s)
+    for process in left:
+        process.kill()
+    assert left == set()
 
 
 def run_case_or_nothing(case: Case) -> list[RunRow]:
