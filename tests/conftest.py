@@ -86,6 +86,9 @@ SILENT_S = 600.0
 """After so many seconds in which no worker has ended a test, the run ends: above the timeout of any
 test, and faulthandler's in pyproject.toml, which say more."""
 
+AGAIN_S = 20.0
+"""Pause between the alarms of a test that has taken too long."""
+
 WAITING_END, APART_END = 0.7, 0.9
 """By when the last of these has begun, as a part of all other files: what comes last is short and
 computes, so that all workers end at about the same time."""
@@ -127,6 +130,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test that cannot run here is not run."""
     needs.require(*(name for mark in item.iter_markers("needs") for name in mark.args))
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_timeout_set_timer() -> Iterator[None]:
+    """The alarm of a test's timeout comes again: what it interrupts may wait at its own end, as
+    `with subprocess.Popen(...)` does."""
+    yield
+    if (left_s := signal.getitimer(signal.ITIMER_REAL)[0]) > 0:
+        signal.setitimer(signal.ITIMER_REAL, left_s, AGAIN_S)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

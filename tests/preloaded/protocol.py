@@ -68,15 +68,18 @@ def ask(
 
 
 def request(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The client's request, and the open files of the program; None if it only keeps the server."""
+    """The client's request, and the open files of the program; None if it only keeps the server, or
+    was killed before it had sent all."""
     size, files, _, _ = socket.recv_fds(client, INTEGER.size, MOST_FILES)
     length = INTEGER.unpack(size)[0] if size else 0
-    if not length:
-        return None
     data = b""
-    while len(data) < length:
-        data += client.recv(1 << 16)
-    return json.loads(data), files
+    while len(data) < length and (part := client.recv(1 << 16)):
+        data += part
+    if data and len(data) == length:
+        return json.loads(data), files
+    for file in files:
+        os.close(file)
+    return None
 
 
 def integer(server: socket.socket) -> int:

@@ -545,11 +545,13 @@ def test_an_interrupted_connect_is_tried_again(path: str) -> None:
         server.settimeout(20)
         ahead = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         ahead.connect(path)
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        stack.callback(signal.signal, signal.SIGALRM, before)
+        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+        stack.callback(signal.signal, signal.SIGUSR1, before)
+        here = threading.get_ident()
+        interrupting = threading.Timer(0.2, lambda: signal.pthread_kill(here, signal.SIGUSR1))
         with transport_to(path) as transport:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)  # while the connect waits for room
             with pytest.raises(KeyboardInterrupt):
+                interrupting.start()  # while the connect waits for room
                 transport.request({"op": "state"}, 20.0)
             server.accept()[0].close()
 
