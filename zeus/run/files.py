@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from pprint import pformat
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -29,7 +29,6 @@ from zeus_common.atomic import write_text
 from zeus_common.text import explain
 
 MASTER_LOG = "master.log"
-_MOST_BYTES = 1 << 26
 HISTORY = "history.json"
 HISTORY_PY = "history.py"
 
@@ -70,6 +69,7 @@ class TrainResult(BaseModel):
         next_cost: If it was stopped for its cost: the cost after another epoch, J.
         max_power: The highest limits of the GPUs that it trained on, together, W; None in files of
             ml-energy/zeus.
+        failure: How its script failed before it had a result, if it did; written by the master.
     """
 
     energy: NonNegativeFloat
@@ -81,6 +81,7 @@ class TrainResult(BaseModel):
     stopped_by_cost: bool = False
     next_cost: NonNegativeFloat | None = None
     max_power: PositiveFloat | None = None
+    failure: Literal["oom", "failed"] | None = None
 
     @property
     def utilization(self) -> float | None:

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 from zeus.analyze import HistoryEntry
@@ -15,12 +16,13 @@ from zeus.device import get_gpus
 from zeus.job import Job
 from zeus.optimizer.batch_size.endings import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
-from zeus.policy.knowledge import Place, load
+from zeus.policy.knowledge import Place, load, save
+from zeus.policy.recurrence import UnreachableTargetError, give, learned
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
 from zeus.run.exceptions import ScriptFailedError
-from zeus.run.records import RECORDS, Records, unfinished
+from zeus.run.job_file import JOB, JobFile, unfinished
 from zeus.run.settings import MONITOR_PATH, Settings
 from zeus.run.training import Training, result_of
 
@@ -154,32 +156,42 @@ class ZeusMaster:
         job.scale_lr(job.default_bs)
         policy = deepcopy(self.batch_size_optimizer)
         policy.register_job(job, batch_sizes)
-        begun_with = {
+        arguments = {
             "job": str(job),
             "batch_sizes": sorted(batch_sizes),
             "policy": policy.name,
             "seed": self.seed,
         }
-        found = unfinished(
-            self.log_base, _prefix(job, num_recurrence, eta_knob, beta_knob), begun_with
-        )
+        prefix = _prefix(job, num_recurrence, eta_knob, beta_knob)
         known = None if self.knowledge is None else load(self.knowledge, self.place)
+        found = unfinished(self.log_base, prefix, arguments)
         if found is None:
             logdir = _unused(self.build_logdir(job, num_recurrence, eta_knob, beta_knob))
-            records = Records(logdir)
-            records.add("job", **begun_with)
+            file = JobFile(logdir)
+            file.begin(arguments, known)
         else:
-            logdir, records = found
+            logdir, file = found
+        if file.knowledge is not None:  # that of its start, not the present one
+            give(policy, job, file.knowledge)
+        training = Training(
+            self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, found is not None
+        )
         with (
-            contextlib.closing(records),
+            contextlib.closing(file),
             contextlib.closing(FileAndConsole(Path(logdir, files.MASTER_LOG))) as both,
             contextlib.redirect_stdout(both),
         ):
             print(f"[ZeusMaster] {job}, {num_recurrence} times; files are in {logdir}")
-            training = Training(
-                self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, records
-            )
-            return training.run(num_recurrence, known)
+            try:
+                history = training.run(num_recurrence)
+            except UnreachableTargetError:
+                file.end()  # starting over would give the same result
+                raise
+            file.end()
+        learnt = learned(policy, job)
+        if self.knowledge is not None and learnt is not None:
+            save(self.knowledge, replace(learnt, place=self.place))
+        return history
 
     def run_job(
         self,
@@ -243,7 +255,7 @@ class ZeusMaster:
 def _unused(folder: str) -> str:
     """Returns the folder, or another if a job that began in the same second has it."""
     number, name = 1, folder
-    while os.path.exists(os.path.join(name, RECORDS)):
+    while os.path.exists(os.path.join(name, JOB)):
         number += 1
         name = f"{folder}+{number}"
         os.makedirs(name, exist_ok=True)

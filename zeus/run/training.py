@@ -1,22 +1,22 @@
-"""One job of `ZeusMaster`, from its first run, or resumed from another process."""
+"""One job of `ZeusMaster`, from its first run. Its state follows from the results in its folder: if
+a process before was killed, each run that has a result there is not trained again.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import InitVar, asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, Excludes, Run
-from zeus.policy.knowledge import Knowledge, save
-from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError, give, learned
+from zeus.policy.recurrence import Recurrences, Start
 from zeus.run import files
 from zeus.run.child import follow, still_trains
 from zeus.run.exceptions import ScriptFailedError
 from zeus.run.files import FileError, TrainResult
-from zeus.run.records import Records
 from zeus.utils.metric import zeus_cost
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Training:
-    """A job that a master trains: its policy and its records.
+    """A job that a master trains.
 
-    Its state follows from its records: `_record` writes each, and then applies it. A process that
-    resumes the job applies the records of the one before.
+    Attributes:
+        resumes: Whether a process before has begun it.
     """
 
     master: ZeusMaster
@@ -38,85 +38,34 @@ class Training:
     beta_knob: InitVar[float]
     eta_knob: float
     logdir: str
-    records: Records
+    resumes: bool
 
     def __post_init__(self, beta_knob: float) -> None:
         self._recurrences = Recurrences(self.policy, self.job, beta_knob)
         self._history: list[HistoryEntry] = []
         self._runs = 0
-        self._now: Start | None = None  # the run that has begun and not ended
 
-    def run(self, num_recurrence: int, known: Knowledge | None) -> list[HistoryEntry]:
-        """Trains until the job has recurred this many times.
-
-        Args:
-            known: Knowledge for a job that starts; one that is resumed has that of its start.
-        """
-        try:
-            if not self.records.rows and known is not None:
-                self._record("knowledge", text=known.to_json())
-            for row in self.records.rows:
-                self._apply(row)
-            if self._runs or self._now is not None:
-                print(f"[ZeusMaster] goes on after {self._runs} runs")
-            if self._now is not None:
-                self._resume(self._now)
-            while self._recurrences.recurrence <= num_recurrence:
-                self._train(self._recurrences.begin())
-        except UnreachableTargetError:
-            self.records.add("over")  # starting over would give the same result
-            raise
-        self.records.add("over")
-        learnt = learned(self.policy, self.job)
-        if self.master.knowledge is not None and learnt is not None:
-            save(self.master.knowledge, replace(learnt, place=self.master.place))
+    def run(self, num_recurrence: int) -> list[HistoryEntry]:
+        """Trains until the job has recurred this many times."""
+        while self._recurrences.recurrence <= num_recurrence:
+            now = self._recurrences.begin()
+            found = self._found(now) if self.resumes else None
+            self._end(now, found or self._train(now))
         return self._history
 
-    def _record(self, kind: str, **row: Any) -> None:
-        self.records.add(kind, **row)
-        self._apply({"kind": kind, **row})
-
-    def _apply(self, row: dict[str, Any]) -> None:
-        kind = row["kind"]
-        if kind == "knowledge":  # of the arguments it began with, not the present ones
-            give(self.policy, self.job, Knowledge.from_json(row["text"]))
-        elif kind == "begun":
-            # Perhaps again: a run that was killed may have been restarted. So that a resumed
-            # policy's random draws are the same, it is asked, too.
-            self._now = self._now or self._recurrences.begin()
-        elif kind == "left out":
-            self._now = None
-            assert isinstance(self.policy, Excludes)
-            out = [size for size in self.batch_sizes if size >= row["batch_size"]]
-            self.policy.exclude(self.job, out)
-        elif kind == "ended":
-            self._now = None
-            self._runs += 1
-            if row["entry"] is not None:
-                self._history.append(HistoryEntry(**row["entry"]))
-                files.write_history(self.logdir, self._history)
-            self._recurrences.observe(Run(**row["run"]))
-
-    def _resume(self, now: Start) -> None:
-        """Ends the run that a process before has begun."""
+    def _found(self, now: Start) -> TrainResult | None:
+        """Returns the result of a run that a process before has begun, if it has one."""
         job_id = files.job_id(now.recurrence, now.number)
         log_path = files.train_log(self.logdir, job_id)
         if still_trains(log_path):
             print(f"[ZeusMaster] {job_id}: its script still trains, see {log_path}", flush=True)
             follow(lambda: still_trains(log_path), log_path)
-        result = result_of(self.logdir, job_id, now.batch_size)
-        if result is not None:
-            self._collect(now, result)
-        else:
-            self._train(now)
+        return result_of(self.logdir, job_id, now.batch_size)
 
-    def _train(self, now: Start) -> None:
+    def _train(self, now: Start) -> TrainResult:
         """Trains one run."""
         master, size = self.master, now.batch_size
         job_id = files.job_id(now.recurrence, now.number)
-        files.train_json(self.logdir, job_id, size).unlink(missing_ok=True)
-        self._now = now
-        self._record("begun", recurrence=now.recurrence, number=now.number, batch_size=size)
         try:
             energy, seconds, reached = master.run_job(
                 self.job,
@@ -130,43 +79,51 @@ class Training:
                 cost_ub=now.cost_bound,
             )
         except ScriptFailedError as error:
-            self._failed(size, error)
-            return
-        result = result_of(self.logdir, job_id, size)
-        if result is None:  # of a subclass that runs jobs in its own way
-            cost = zeus_cost(energy, seconds, self.eta_knob, master.max_power)
-            result = TrainResult(
+            result = self._failed(size, error)
+        else:
+            found = result_of(self.logdir, job_id, size)
+            if found is not None:
+                return found
+            result = TrainResult(  # of a subclass that runs jobs in its own way
                 energy=energy,
                 time=seconds,
-                cost=cost,
+                cost=zeus_cost(energy, seconds, self.eta_knob, master.max_power),
                 num_epochs=0,
                 reached=reached,
                 max_power=master.max_power,
             )
-        self._collect(now, result)
+        files.save(files.train_json(self.logdir, job_id, size), result)
+        return result
 
-    def _failed(self, size: int, error: ScriptFailedError) -> None:
-        """Handles a script without a result."""
-        if any(entry.bs == size for entry in self._history):
-            raise error
+    def _failed(self, size: int, error: ScriptFailedError) -> TrainResult:
+        """Returns the result of a script that has written none, or raises its error."""
         larger = size > (self.job.default_bs or 0)
-        if error.out_of_memory and larger and isinstance(self.policy, Excludes):
-            # It says nothing about the target: as if the size had not been tried.
-            print(
-                f"[ZeusMaster] {error}\nGPU memory does not suffice for batch size {size} or more"
-            )
-            self._record("left out", batch_size=size)
-            return
-        if not self._history:
+        oom = error.out_of_memory and larger and isinstance(self.policy, Excludes)
+        if any(entry.bs == size for entry in self._history) or not (oom or self._history):
             raise error
         # Other sizes trained, this one never did.
         print(
-            f"[ZeusMaster] {error}\nbatch size {size} counts as one that does not reach the target"
+            f"[ZeusMaster] {error}\n"
+            + (
+                f"GPU memory does not suffice for batch size {size} or more"
+                if oom
+                else f"batch size {size} counts as one that does not reach the target"
+            )
         )
-        self._record("ended", run=asdict(Run(size, 0.0, converged=False)), entry=None)
+        nothing = {"energy": 0.0, "time": 0.0, "cost": 0.0, "num_epochs": 0, "reached": False}
+        return TrainResult(**nothing, failure="oom" if oom else "failed")
 
-    def _collect(self, now: Start, result: TrainResult) -> None:
-        """Handles the result of a run."""
+    def _end(self, now: Start, result: TrainResult) -> None:
+        """A run has ended."""
+        if result.failure == "oom" and isinstance(self.policy, Excludes):
+            # It says nothing about the target: as if the size had not been tried.
+            out = [size for size in self.batch_sizes if size >= now.batch_size]
+            self.policy.exclude(self.job, out)
+            return
+        self._runs += 1
+        if result.failure is not None:
+            self._recurrences.observe(Run(now.batch_size, 0.0, converged=False))
+            return
         run = Run(
             batch_size=now.batch_size,
             # Of the GPUs that it trained on, which may not be all visible ones.
@@ -181,11 +138,13 @@ class Training:
         outcome = _described(run, result.time)
         print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {outcome}")
         entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
-        self._record("ended", run=asdict(run), entry=asdict(entry))
+        self._history.append(entry)
+        files.write_history(self.logdir, self._history)
+        self._recurrences.observe(run)
 
 
 def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
-    """Reads the result that a run's script has written; None if there is none.
+    """Reads the result of a run; None if there is none.
 
     Raises:
         RuntimeError: It cannot be read.

@@ -19,7 +19,7 @@ from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy import BatchSizeOptimizer, make_policy
 from zeus.run.child import still_trains
-from zeus.run.records import RECORDS, Records
+from zeus.run.job_file import JOB, JobFile
 
 SIZES = [16, 32, 64, 128]
 
@@ -57,6 +57,12 @@ def killed_by(number: int, jobs: Jobs, job: Job) -> int:
     os.kill(child, number)
     assert ended(child) == -number
     return int(pid.read_text())
+
+
+def reopened(folder: Path) -> None:
+    """As if the job's master had been killed just before it was over."""
+    file = folder / JOB
+    file.write_text(json.dumps({**json.loads(file.read_text()), "over": False}))
 
 
 def end(script: int) -> None:
@@ -102,11 +108,9 @@ def test_knowledge_is_used_again_and_the_first_run_does_not_use_the_default(jobs
     does = {size: result(10.0 + size, epochs=10) for size in SIZES}
     job = jobs.job(does)
     whole = [entry.bs for entry in train(jobs, make_policy("gp", seed=3), job, times=6)]
-    records = jobs.logdir / RECORDS
-    lines = records.read_text().splitlines()
-    ends = [at for at, line in enumerate(lines) if json.loads(line)["kind"] == "ended"]
-    # As if it had been killed after the third run, in the middle of a line.
-    records.write_text("\n".join(lines[: ends[2] + 1]) + '\n{"kind": "beg')
+    reopened(jobs.logdir)
+    for later in sorted(jobs.logdir.glob("*.train.json"))[3:]:  # as if it had been killed then
+        later.unlink()
     (jobs.folder / "calls.jsonl").unlink()
     again = [entry.bs for entry in train(jobs, make_policy("gp", seed=3), job, times=6)]
     assert again == whole
@@ -118,12 +122,10 @@ def test_a_job_that_is_done_or_is_another_starts_over(jobs: Jobs) -> None:
     for _ in range(2):
         assert len(train(jobs, Scripted(64), job, times=1)) == 1
     folders = sorted((jobs.folder / "logs").iterdir())
-    records = folders[-1] / RECORDS
-    kept = [line for line in records.read_text().splitlines() if "over" not in line]
-    records.write_text("\n".join(kept) + "\n")
+    reopened(folders[-1])
     # Another policy, or another process that has it.
     assert len(train(jobs, make_policy("gp"), job, times=1)) == 1
-    with contextlib.closing(Records(folders[-1])):
+    with contextlib.closing(JobFile(folders[-1])):
         assert len(train(jobs, Scripted(64), job, times=1)) == 1
     assert len(jobs.calls) == 4
     train(jobs, Scripted(64), job, times=1)
@@ -138,9 +140,7 @@ def test_a_job_with_slashes_in_its_names_stays_in_its_folder_and_is_continued(
     job = jobs.job({64: result(9.0)}, dataset=dataset, network="org/net")
     for _ in range(2):
         assert len(train(jobs, Scripted(64), job, times=1)) == 1
-        records = jobs.logdir / RECORDS  # of the only one
-        kept = [line for line in records.read_text().splitlines() if "over" not in line]
-        records.write_text("\n".join(kept) + "\n")
+        reopened(jobs.logdir)  # the only one
     assert len(jobs.calls) == 1
 
 
@@ -165,3 +165,6 @@ def test_a_size_without_memory_excludes_larger_ones(jobs: Jobs, name: str) -> No
     assert not any(size >= tried[first] for size in tried[first + 1 :] if tried[first] >= 128)
     assert {entry.bs for entry in history} <= {16, 32, 64}
     assert len([entry for entry in history if entry.reached]) == 14
+    reopened(jobs.logdir)
+    assert jobs.master(policy).run(job, 14, sizes, 2.0, 0.5) == history
+    assert len(jobs.calls) == len(tried)  # what failed is not tried again, either
