@@ -8,7 +8,6 @@ and training continues at the highest limit.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,11 +79,14 @@ class RunSession:
         self.epochs, self.used = 0, Used()
         self.optimizer: GlobalPowerLimitOptimizer | None = None
         self._max_epochs = max_epochs
-        self._meter = RunMeter(self._monitor, lambda: self.optimizer)
+        self._meter = RunMeter(
+            self._monitor,
+            lambda: self.optimizer,
+            self.max_power,
+            lambda sentence: warn(f"{sentence[0].upper()}{sentence[1:]}."),
+        )
         self._over = False
-        self._energy_warned = False
         self._in_epoch = self._evaluating = False
-        self._began = time.monotonic()
         self._evaluated: list[tuple[Measurement, int]] = []  # with iterations, in this epoch
 
     def cost(self, energy: float, time: float) -> float:
@@ -96,7 +98,6 @@ class RunSession:
     @guarded
     def begin_epoch(self) -> None:
         """An epoch begins."""
-        self._began = time.monotonic()
         self._evaluated = []
         self._in_epoch = True
         self._meter.begin()
@@ -129,10 +130,10 @@ class RunSession:
         self._pause()
         self._in_epoch = False
         self.epochs += 1
-        self.used = self._measured()
+        self.used = self._meter.end()
         self._keep_profile()
-        next_cost = None  # the search is never interrupted for its cost
-        if not self._searching:
+        next_cost = None  # neither the search nor an unknown cost ends a run
+        if self._meter.known and not self._searching:
             next_cost = self.cost(*after_another_epoch(self.used, self.epochs))
         return judge(
             reached=reached,
@@ -243,24 +244,6 @@ class RunSession:
         return milliwatts(self._cost.choose(optimizer.measurements))
 
     # ------------------------------------------------------------------------------------- epochs
-
-    def _measured(self) -> Used:
-        """Time and energy until now. Unknown energy is estimated from the mean power so far."""
-        try:
-            self._meter.end()
-            return self._meter.used()
-        except Exception as error:
-            log.info("an epoch was not measured", exc_info=True)
-            known = self.used
-            power = known.energy / known.time if known.time > 0 else self.max_power
-            self._meter.assume(power, time.monotonic() - self._began)
-            if not self._energy_warned:
-                self._energy_warned = True
-                warn(
-                    f"Energy could not be measured, and {power:.0f} W are assumed for that time: "
-                    f"{getattr(error, 'message', error)}."
-                )
-            return self._meter.used()
 
     @guarded
     def _keep_profile(self) -> None:

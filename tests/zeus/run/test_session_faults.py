@@ -116,7 +116,7 @@ def test_energy_that_cannot_be_known_is_assumed_and_training_continues(
         raise DaemonUnavailable("zeusd is away")
 
     monkeypatch.setattr(node.client, "windows", away)
-    with pytest.warns(UserWarning, match=r"\d+ W are assumed for that time: zeusd is away") as told:
+    with pytest.warns(UserWarning, match=r"zeusd is away\), and \d+ W are assumed for") as told:
         train_epoch(run, work)
         totals.append(run.used)
         run.end(train_epoch(run, work, reached=True))
@@ -127,6 +127,29 @@ def test_energy_that_cannot_be_known_is_assumed_and_training_continues(
     fourth = totals[4].energy - known.energy, totals[4].time - known.time
     assert fourth[1] == pytest.approx(third, rel=0.01)
     assert fourth[0] / fourth[1] == pytest.approx(known.energy / known.time, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_unknown_cost_ends_a_run_and_energy_may_be_known_later(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus_ipc.errors import DaemonUnavailable
+
+    def away(*args: Any) -> Any:
+        raise DaemonUnavailable("zeusd is away")
+
+    run = session(node, settings(tmp_path, cost_thresh=1.0))
+    before = node.nvml.true_energy_j(0)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(node.client, "windows", away)
+        for _ in range(3):
+            assert not train_epoch(run, work).stop
+    assert run.used.energy == pytest.approx(250 * run.used.time)
+    verdict = train_epoch(run, work)
+    assert verdict.by_cost
+    run.end(verdict)
+    truth = node.nvml.true_energy_j(0) - before
+    assert result(tmp_path)["energy"] == pytest.approx(truth, rel=0.02)
 
 
 def test_files_that_cannot_be_written_cost_a_warning(

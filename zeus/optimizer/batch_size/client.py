@@ -33,9 +33,7 @@ from zeus.optimizer.batch_size.exceptions import (
     ZeusBSOTrainFailError,
 )
 from zeus.optimizer.batch_size.link import Link, may_pass, patiently
-from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.run import ActiveRun
-from zeus.policy.recurrence import Used
 from zeus.utils import framework
 from zeus.utils.configured import OfProcess
 from zeus_common.atomic import write_text
@@ -323,10 +321,13 @@ class BatchSizeOptimizer(OfProcess, Callback):
         return self._new_run(trial, None)
 
     def _new_run(self, trial: NewTrial, link: Link | None) -> ActiveRun:
-        before = Used(trial.time, trial.energy, trial.overhead_time, trial.overhead_energy)
-        meter = RunMeter(self.monitor, lambda: self.power_limit_optimizer, before)
         return ActiveRun(
-            self._registered or self._job, trial, meter, link, goes_on=self._run_id is not None
+            self._registered or self._job,
+            trial,
+            self.monitor,
+            lambda: self.power_limit_optimizer,
+            link,
+            goes_on=self._run_id is not None,
         )
 
 

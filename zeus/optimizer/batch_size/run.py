@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zeus.exceptions import ZeusBaseError
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     NewTrial,
@@ -26,6 +26,10 @@ from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, reported
 from zeus.policy.recurrence import Used
 from zeus.utils.guard import guarded
+
+if TYPE_CHECKING:
+    from zeus.monitor import ZeusMonitor
+    from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +56,25 @@ class ActiveRun:
     """
 
     def __init__(
-        self, spec: CreatedJob, trial: NewTrial, meter: RunMeter, link: Link | None, goes_on: bool
+        self,
+        spec: CreatedJob,
+        trial: NewTrial,
+        monitor: ZeusMonitor,
+        power_limits: Callable[[], GlobalPowerLimitOptimizer | None],
+        link: Link | None,
+        goes_on: bool,
     ) -> None:
         self._spec = spec
         self._trial = trial
-        self._meter = meter
+        before = Used(trial.time, trial.energy, trial.overhead_time, trial.overhead_energy)
+        self._meter = RunMeter(monitor, power_limits, spec.max_power, log.warning, before)
         self._link = link
         self._goes_on = goes_on
         self.finished = self.converged = self.over = self.training = False
         self.message = ""
         self.epoch = self._begun = self._ended = trial.current_epoch
         self._epochs_reported = False
-        self._broken = False
-        self._warned: set[str] = set()
+        self._warned = False
         self._endings = Endings(self._process_ends)
 
     @guarded
@@ -72,7 +82,7 @@ class ActiveRun:
         """Training begins."""
         if not self.training and not self.over:
             self.training = True
-            self._open_window()
+            self._meter.begin()
 
     @guarded
     def epoch_begins(self) -> None:
@@ -116,17 +126,17 @@ class ActiveRun:
 
     def _report(self, epoch: int, metric: float | None) -> None:
         self.epoch = max(1, epoch)
-        used = self._used()
+        result = self._result(self._meter.end(), metric)
         answer = None
-        if used is not None and self._link is not None:
-            answer = self._link.report(self._result(used, metric))
+        if self._meter.known and self._link is not None:
+            answer = self._link.report(result)
         if answer is None:
-            answer = self._judge(self._result(used or Used(), metric), known=used is not None)
+            answer = self._judge(result)
         if answer.stop_train:
-            self._finish(answer, known=used is not None)
+            self._finish(answer)
         else:
             log.debug("epoch %d: %s", self.epoch, answer)
-            self._open_window()
+            self._meter.begin()
 
     def _result(self, used: Used, metric: float | None) -> TrainingResult:
         return TrainingResult(
@@ -139,14 +149,14 @@ class ActiveRun:
             **asdict(used),
         )
 
-    def _judge(self, result: TrainingResult, *, known: bool) -> ReportResponse:
-        """Decides by the store's rules."""
+    def _judge(self, result: TrainingResult) -> ReportResponse:
+        """Decides by the store's rules. No unknown cost ends a run."""
         asked = self._trial
-        bound = asked.cost_bound if known else None
+        bound = asked.cost_bound if self._meter.known else None
         trial = Trial(asked.trial_number, asked.batch_size, 0.0, 0.0, cost_bound=bound)
         return reported(JobRecord(self._spec, 0, 0.0), trial, result, 0.0, 1)[1]
 
-    def _finish(self, answer: ReportResponse, *, known: bool) -> None:
+    def _finish(self, answer: ReportResponse) -> None:
         self.finished, self.converged, self.message = True, answer.converged, answer.message
         log.log(
             logging.INFO if answer.converged else logging.WARNING,
@@ -155,46 +165,11 @@ class ActiveRun:
             self.epoch,
             answer.message,
         )
-        # A run of unknown cost teaches nothing.
-        self._close(None if known else "cancelled", EXIT_S)
-
-    # -------------------------------------------------------------------------------- measuring
-
-    def _open_window(self) -> None:
-        try:
-            self._meter.begin()
-        except ZeusBaseError as error:
-            self._unmeasured(error.message)
-
-    def _used(self) -> Used | None:
-        """Returns the run's totals; None if they are unknown, or not known yet."""
-        if self._broken:
-            return None
-        try:
-            self._meter.end()
-        except (
-            ZeusBaseError,
-            ValueError,
-        ) as error:  # the latter: its windows were closed elsewhere
-            self._unmeasured(str(error))
-            return None
-        try:
-            return self._meter.used()
-        except ZeusBaseError as error:
-            self._say(
-                "later",
-                f"the energy of an epoch is not known yet ({error.message.rstrip('.')}); the run "
-                "is reported when it is",
-            )
-            return None
-
-    def _unmeasured(self, why: str) -> None:
-        self._broken = True
-        self._say(
-            "never",
-            f"the run cannot be measured ({why.rstrip('.')}); training continues, and the run does "
-            "not count",
-        )
+        if self._meter.known:
+            self._close(None, EXIT_S)
+        else:
+            log.warning("not all of its energy is known, so the run does not count")
+            self._close("cancelled", EXIT_S)
 
     def _number(self, metric: Any) -> float | None:
         try:
@@ -203,7 +178,9 @@ class ActiveRun:
             number = math.nan
         if math.isfinite(number):
             return number
-        self._say("metric", f"the metric {metric!r} is not a finite number: no target is reached")
+        if not self._warned:
+            self._warned = True
+            log.warning("the metric %r is not a finite number: no target is reached", metric)
         return None
 
     # -------------------------------------------------------------------------------------- ends
@@ -242,10 +219,4 @@ class ActiveRun:
                 type(error).__name__,
                 error,
             )
-            self._broken = True
             self._close("cancelled", EXIT_S)
-
-    def _say(self, kind: str, sentence: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            log.warning("%s", sentence)

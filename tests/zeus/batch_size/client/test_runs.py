@@ -514,7 +514,7 @@ def test_an_energy_that_is_known_later_is_reported_later(
 
 
 def test_a_run_whose_energy_stays_unknown_does_not_count(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
+    optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer = optimize()
     optimizer.get_batch_size()
@@ -523,6 +523,7 @@ def test_a_run_whose_energy_stays_unknown_does_not_count(
         assert epochs(optimizer, monitor, 0.1, 0.9, 0.9) == 2  # its target is known, though
     assert optimizer.converged
     assert kept.trials()[0].status == "cancelled"
+    assert "so the run does not count" in caplog.text
 
 
 def test_windows_that_someone_closed(
