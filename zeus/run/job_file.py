@@ -49,27 +49,14 @@ class JobFile:
         except (ValueError, KeyError, TypeError):
             pass  # new, or cut off when its writer was killed: nothing had begun, or all was over
 
-    def begin(self, arguments: dict[str, Any], knowledge: Knowledge | None) -> None:
-        """The job begins.
+    def write(self, arguments: dict[str, Any], knowledge: Knowledge | None, over: bool) -> None:
+        """Writes all of it.
 
         Raises:
             OSError: It cannot be written.
         """
-        self.arguments, self.knowledge = arguments, knowledge
-        self._write()
-
-    def end(self) -> None:
-        """There is nothing left to train.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        self.over = True
-        self._write()
-
-    def _write(self) -> None:
-        known = None if self.knowledge is None else self.knowledge.to_json()
-        content = {"arguments": self.arguments, "knowledge": known, "over": self.over}
+        known = None if knowledge is None else knowledge.to_json()
+        content = {"arguments": arguments, "knowledge": known, "over": over}
         self._file.truncate(0)  # not replaced, as the lock is this file's
         self._file.write(json.dumps(content) + "\n")
         self._file.flush()

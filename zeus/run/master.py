@@ -168,11 +168,12 @@ class ZeusMaster:
         if found is None:
             logdir = _unused(self.build_logdir(job, num_recurrence, eta_knob, beta_knob))
             file = JobFile(logdir)
-            file.begin(arguments, known)
+            file.write(arguments, known, over=False)
         else:
             logdir, file = found
-        if file.knowledge is not None:  # that of its start, not the present one
-            give(policy, job, file.knowledge)
+            known = file.knowledge  # that of its start, not the present one
+        if known is not None:
+            give(policy, job, known)
         training = Training(
             self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, found is not None
         )
@@ -185,9 +186,9 @@ class ZeusMaster:
             try:
                 history = training.run(num_recurrence)
             except UnreachableTargetError:
-                file.end()  # starting over would give the same result
+                file.write(arguments, known, over=True)  # starting over would give the same result
                 raise
-            file.end()
+            file.write(arguments, known, over=True)
         learnt = learned(policy, job)
         if self.knowledge is not None and learnt is not None:
             save(self.knowledge, replace(learnt, place=self.place))

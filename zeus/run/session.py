@@ -48,7 +48,7 @@ class RunSession:
         max_epochs: The run is stopped after this many epochs.
 
     Raises:
-        ValueError: The GPUs do not exist or have no common limit, or the folder cannot be created.
+        ValueError: The GPUs do not exist, or the folder cannot be created.
         ZeusGPUInitError: The GPUs cannot be reached.
         ZeusBaseGPUError: A GPU has no energy sensor or power limit.
 
@@ -71,11 +71,8 @@ class RunSession:
             ) from None
         self._monitor = ZeusMonitor(gpu_indices=list(gpu_indices), cpu_indices=[], strict=True)
         gpus = [self._monitor.gpus[index] for index in gpu_indices]
-        ranges = [gpu.get_power_management_limit_constraints() for gpu in gpus]
-        low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
-        if low > high:
-            raise ValueError("there is no power limit that all GPUs of this job take")
-        self.max_power = sum(high for _, high in ranges) / 1000
+        highest_mw = [gpu.get_power_management_limit_constraints()[1] for gpu in gpus]
+        self.max_power = sum(highest_mw) / 1000
         self.epochs, self.used = 0, Used()
         self.optimizer: GlobalPowerLimitOptimizer | None = None
         self._max_epochs = max_epochs
