@@ -92,7 +92,7 @@ class Loop:
     def between(self) -> None:
         """The work between two instructions that are measured."""
         if self.position == len(self.names):
-            assert self.optimizer._follower._position == len(self.names), FREE
+            assert self.optimizer.follower._position == len(self.names), FREE
             self.optimizer.on_step_end()
             self.optimizer.on_step_begin()
             self.position = 0

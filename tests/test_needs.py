@@ -91,13 +91,11 @@ def test_an_ordinary_user_without_tools_learns_which_tests_did_not_run(
     assert f"Install {tools}: {needs.TOOLS_COMMAND}" in told
 
     how = {**how, "env": {**how["env"], "ZEUSD_TEST_ALL": "yes"}}
-    ran = subprocess.run([*command, *WITHOUT, WITH], stdout=subprocess.PIPE, text=True, **how)
+    zsh = next(iter(WITHOUT))
+    ran = subprocess.run([*command, zsh, WITH], stdout=subprocess.PIPE, text=True, **how)
     assert ran.returncode == 1, ran.stdout
     *_, last = ran.stdout.splitlines()
-    counts = {word.strip("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last)}
-    failed = counts.get("failed", 0) + counts.get("error", 0)
-    assert (failed, counts.get("passed", 0)) == (len(WITHOUT), 1)
-    assert "skipped" not in counts
+    assert last.startswith("1 passed, 1 error in"), ran.stdout
     assert f"needs zsh. Install zsh: {needs.TOOLS_COMMAND}" in ran.stdout
 
 

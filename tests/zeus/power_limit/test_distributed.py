@@ -176,16 +176,6 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
     assert limits_w(daemon, 4) == [HIGHEST_W] * 4
 
 
-def test_four_processes(tmp_path: Path) -> None:
-    with running_daemon("--simulate", "4xv100-pcie", gpus=4) as daemon:
-        ended(run(torchrun(4, JOB, tmp_path, "agree"), daemon))
-        assert_agreed(tmp_path, 4)
-        first, *others = limits_set(daemon, 4)
-        assert len(first) > 4
-        assert others == [first] * 3
-        assert limits_w(daemon, 4) == [HIGHEST_W] * 4
-
-
 def test_two_nodes(daemon: RunningDaemon, tmp_path: Path) -> None:
     port = free_port()
     options = ["--nnodes", "2", "--nproc_per_node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "1"]

@@ -394,7 +394,7 @@ class DriverWorld(World):
             gpu = self.gpus[one.entry["gpu"]]
             control = Control(one.entry["control"])
             called = restore.RestoredControl(driver, gpu, control, gpu.sleep)
-            result = restore._carry_out(restore._plan(one.entry), called, journal.settle_s)
+            result = restore.carry_out(restore.plan_of(one.entry), called, journal.settle_s)
             if not result.pending:
                 ours = result.kind in ("already_back", "restored")
                 journal.settle(one, result.in_force if ours else None)

@@ -9,7 +9,7 @@ import pytest
 from zeus_ipc.controls import Control
 from zeusd.core.entries import LISTED, PendingRestore
 from zeusd.core.model import ProcessIdentity
-from zeusd.restore import _plan
+from zeusd.restore import plan_of
 
 GPU = "GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
 
@@ -86,7 +86,7 @@ def test_earlier_doubts_need_a_record_and_reach_daemon_and_helper() -> None:
     assert both.covers(newest)
     assert not newest.covers(both)
     assert PendingRestore.from_json(both.to_json()) == both
-    assert _plan(both.to_json()).doubts == both.doubts
+    assert plan_of(both.to_json()).doubts == both.doubts
 
 
 def test_a_value_that_a_lease_sets_again_needs_no_sync() -> None:

@@ -242,7 +242,7 @@ def test_the_helper_leaves_a_value_of_others_alone_also_while_a_write_is_in_doub
     gpu = RandomGpu(random.Random(0), 0, 1, False, 0, values={Control.POWER_LIMIT: (200_000,)})
     driver = HelperDriver({GPU0: gpu})
     entry = {"control": "power_limit", "target": [300_000], "values": [[300_000], [150_000]]}
-    plan = restore._plan(entry | {"doubts": [[150_000]]})
+    plan = restore.plan_of(entry | {"doubts": [[150_000]]})
     called = restore.RestoredControl(driver, gpu, Control.POWER_LIMIT, gpu.sleep)
-    assert restore._carry_out(plan, called, SETTLE_S).kind == "changed_outside"
+    assert restore.carry_out(plan, called, SETTLE_S).kind == "changed_outside"
     assert gpu.values[Control.POWER_LIMIT] == (200_000,)

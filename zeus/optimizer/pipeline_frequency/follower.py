@@ -39,6 +39,7 @@ class Follower:
         count: Instructions of this step so far.
         training: Whether a step is in progress.
         explicit: Whether the program reports where steps begin.
+        pending: The next plan, until its first iteration.
         iteration: The present step, or the last one; -1 before the first.
         expected: Number of instructions of a step in the plan; 0: no plan.
     """
@@ -46,7 +47,7 @@ class Follower:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._reported: set[str] = set()
-        self._pending: Schedule | None = None
+        self.pending: Schedule | None = None
         self.explicit = False
         self._ended = 0
         self._lost = False
@@ -58,7 +59,7 @@ class Follower:
 
     def offer(self, schedule: Schedule) -> None:
         """Sets the next plan; the newest replaces earlier ones. From any thread."""
-        self._pending = schedule
+        self.pending = schedule
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -117,10 +118,10 @@ class Follower:
         self.iteration += 1
         self._position = self.count = 0
         self._lost = False
-        pending = self._pending
+        pending = self.pending
         if pending is not None and self.iteration >= pending.at_iteration:
-            if self._pending is pending:
-                self._pending = None
+            if self.pending is pending:
+                self.pending = None
             self._adopt(pending)
 
     def _adopt(self, schedule: Schedule) -> None:

@@ -135,14 +135,15 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         self._device_id = device_id
         self._pid = os.getpid()
         self._closed = False
-        self._clock_ns: Callable[[], int] = time.monotonic_ns
+        self.clock_ns: Callable[[], int] = time.monotonic_ns
+        """Tells when instructions begin and end, ns."""
         self._settings: ProfilerSettings | None = None
         if profile:
             self._settings = (
                 profile if isinstance(profile, ProfilerSettings) else ProfilerSettings()
             )
         self._profiler: OnlineProfiler | None = None
-        self._follower = Follower(lambda sentence: log.warning("%s", sentence))
+        self.follower = Follower(lambda sentence: log.warning("%s", sentence))
         self._times = IterationTimes()
         self._count = 0  # instructions of the last complete step
         self._controller = FrequencyController(device_id)
@@ -161,7 +162,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
                 lambda: self._controller.supported,
                 notes,
                 self._take,
-                lambda: (self._follower.iteration, self._follower.schedule.version),
+                lambda: (self.follower.iteration, self.follower.schedule.version),
             )
             self._link.start(0.0 if self._settings is not None else wait_s)
 
@@ -175,12 +176,12 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
     @property
     def plan_version(self) -> int:
         """Version of the plan in force; 0: there is none."""
-        return self._follower.schedule.version
+        return self.follower.schedule.version
 
     @property
     def iteration(self) -> int:
         """Training steps begun before the present one; -1 before the first."""
-        return self._follower.iteration
+        return self.follower.iteration
 
     @property
     def profiling(self) -> bool:
@@ -193,24 +194,24 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
     def on_step_begin(self) -> None:
         """A training step begins."""
         self._end_iteration()
-        self._follower.begin_step()
+        self.follower.begin_step()
         self._between_steps()
 
     @guarded
     def on_step_end(self) -> None:
         """A training step has ended."""
         self._end_iteration()
-        self._follower.end_step()
+        self.follower.end_step()
         if self._profiler is not None:
             self._profiler.step_end()
-        if not self._follower.explicit:
+        if not self.follower.explicit:
             self._between_steps()
 
     @guarded
     def on_pause(self) -> None:
         """Something other than training begins; it runs at default clocks."""
         self._end_iteration()
-        self._follower.pause()
+        self.follower.pause()
         if self._profiler is not None:
             self._profiler.pause()
         self._reset()
@@ -223,7 +224,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         """
         # No decorator, because this is called a hundred times a second.
         try:
-            follower = self._follower
+            follower = self.follower
             if self._settings is not None:
                 self._begin_profiled(name)
                 return
@@ -251,7 +252,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
                 self._profiler.instruction_end(name)
             if self._times.timed:
                 self._times.end_instruction()
-            follower = self._follower
+            follower = self.follower
             if follower.count and follower.count >= (follower.expected or self._count):
                 self._times.end()
         except Exception as error:  # noqa: BLE001 - training must go on
@@ -267,7 +268,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             return
         self._closed = True
         self._settings = self._profiler = None
-        self._follower = Follower(lambda sentence: None)
+        self.follower = Follower(lambda sentence: None)
         self._controller.end()
         self._profiles.end()
         if self._link is not None:
@@ -292,7 +293,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             )
             return
         self._controller.prepare({mhz for mhz in settings if isinstance(mhz, int)})
-        self._follower.offer(schedule)
+        self.follower.offer(schedule)
         log.info(
             "plan %d with %d instructions begins with iteration %d",
             schedule.version,
@@ -311,7 +312,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             link.finished(*self._times.collect())
 
     def _end_iteration(self) -> None:
-        follower = self._follower
+        follower = self.follower
         if follower.training and follower.count:
             if follower.count == (follower.expected or follower.count):
                 self._times.close()
@@ -348,7 +349,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
     # ---------------------------------------------------------------------------------- profiling
 
     def _begin_profiled(self, name: str) -> None:
-        follower = self._follower
+        follower = self.follower
         follower.skip()
         if self._profiler is not None:
             self._profiler.instruction_begin(name)
@@ -388,7 +389,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             self._hold,
             lambda: self._controller.working,
             settings.synchronize or self._synchronize,
-            self._clock_ns,
+            self.clock_ns,
             self._place.place,
         )
 

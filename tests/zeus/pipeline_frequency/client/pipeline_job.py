@@ -144,7 +144,7 @@ def switched(stage: Stage) -> dict[str, Any]:
     first_mhz = stage.mhz()
     for count in range(MOST_ITERATIONS):
         if count == 5:  # nobody goes on before all know of it, however late a report is
-            while stage.optimizer._follower._pending is None:
+            while stage.optimizer.follower.pending is None:
                 time.sleep(0.005)
         stage.iterate()
         (stage.folder / f"at-{stage.rank}").write_text(str(stage.optimizer.iteration))

@@ -201,7 +201,7 @@ def test_a_new_plan_begins_with_its_iteration(
         server.version, server.at_iteration, server.update = 2, 30, OTHER
 
     def there() -> bool:
-        pending = one.optimizer._follower._pending
+        pending = one.optimizer.follower.pending
         return pending is not None and pending.version == 2
 
     wait_for(there, "the plan to come")
@@ -543,7 +543,7 @@ def test_instructions_are_profiled_sent_and_then_planned(
     path = tmp_path / "own.csv"
     settings = ProfilerSettings(every=10, floor_mhz=1100, csv_path=path)
     made = PipelineFrequencyOptimizer(**ONE, server_url=server.url, profile=settings)
-    made._clock_ns = node.clock
+    made.clock_ns = node.clock
     chance = random.Random(1)
 
     def step() -> None:

@@ -128,7 +128,7 @@ def test_profiles_are_measured_after_the_clocks(
             power_profiles=["max-q", "network"], every=12, iterations=3, warmup_iterations=1
         ),
     )
-    optimizer._clock_ns = node.clock
+    optimizer.clock_ns = node.clock
     assert optimizer._settings is not None
     profiler: OnlineProfiler | None = None
     for _ in range(3000):

@@ -288,7 +288,7 @@ def bounded_planner(changes: Changes | None = None) -> Planner:
     )
 
 
-@pytest.mark.parametrize("changes", [Changes(time_s=0.002), Changes(most=6), Changes(time_s=0.02)])
+@pytest.mark.parametrize("changes", [Changes(time_s=0.02), Changes(most=6)])
 def test_a_power_bound_holds_with_changes_that_cost(changes: Changes) -> None:
     without = bounded_planner()
     free = without.deadline(1.1 * without.fastest_time_s).plans[0]
