@@ -46,7 +46,8 @@ from tests.support import (
     wait_for,
 )
 from zeus_ipc.charging import Method
-from zeusd.energy.accountant import BUCKET_S, ChargeRow, Key, Position, Settlement
+from zeus_ipc.requests import BUCKET_S
+from zeusd.energy.accountant import ChargeRow, Key, Position, Settlement
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import BUCKETS_PER_DAY, LedgerStore

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import UsageSum, WindowEnergies
 
-RETRY_S = 0.5
-
 
 def make_receipt(
     client: Client,
@@ -133,7 +131,7 @@ def _usage(
             settled_ms = client.usage(edges, "total", gpus=counted).settled_ms
             if settled_ms + EDGE_MS >= until_ms or time.monotonic() > give_up_s:
                 break
-            time.sleep(RETRY_S)
+            time.sleep(0.5)
         for gpu in gpus:
             accounts, processes = (
                 client.usage(edges, by, gpus=[gpu]).sums for by in ("account", "process")

@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import Field
 
 from zeus_common.text import user_name
+from zeus_common.units import WATT_MW
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import AuditRecord, AuditRecords, GpuInfo, NodeInfo, UsageSum, WindowEnergies
 from zeus_ipc.wire import Message
@@ -21,9 +22,6 @@ SCHEMA: Final = "zeusctl.receipt/1"
 
 EDGE_MS = 20
 """Starts of processes are known to 10 ms: who used a GPU for less than this is not counted."""
-
-ROUNDING_MW = 1000
-"""A limit that is this much below another may be the same, as the driver rounded it."""
 
 LATE_NS = 2_000_000_000
 """The history has a change of the limit at most this long after it was made."""
@@ -333,7 +331,7 @@ class _Gpu:
         if info.power_limit_configured:
             usual_mw = min(usual_mw, info.power_limit_site_mw or 0)
         t_ns, lowest_mw = min(kept, key=lambda row: row[1], default=(0, usual_mw))
-        if lowest_mw < usual_mw - ROUNDING_MW:
+        if lowest_mw < usual_mw - WATT_MW:
             self._name_cap(t_ns, lowest_mw, usual_mw)
         return [Limit(since=found.at(t_ns), power_limit_w=mw / 1000) for t_ns, mw in kept]
 
@@ -344,7 +342,7 @@ class _Gpu:
             for one in self._records
             if one.control == Control.POWER_LIMIT and one.event in _CHANGES
         ]
-        same = [one for one in every if abs(_milliwatts(one) - lowest_mw) <= ROUNDING_MW]
+        same = [one for one in every if abs(_milliwatts(one) - lowest_mw) <= WATT_MW]
         ends_ns = [*(one.t_ns for one in every[1:]), t_ns]
         made = [
             one

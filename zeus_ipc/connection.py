@@ -22,10 +22,6 @@ from zeus_ipc.errors import DaemonUnavailable
 from zeus_ipc.wire import MAX_REQUEST_BYTES
 from zeus_ipc.zmtp import DEALER_HELLO, PING, ProtocolError, Replies
 
-SEND_BUFFER = 4 * MAX_REQUEST_BYTES
-"""Size of the kernel's buffer for data that zeusd has not read, bytes. Frames that fit into half of
-it are sent completely or not at all, so threads need no lock for sending."""
-
 READ_BYTES = 16 * 1024
 """Bytes of one read; a longer reply takes several reads."""
 
@@ -86,7 +82,9 @@ class Connection:
     def _connect(self, path: str, until_ns: int) -> None:
         stream = self._stream
         stream.setblocking(True)  # whatever the program's default timeout
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        # Of what zeusd has not read. Frames that fit into half of it are sent completely or not at
+        # all, so threads need no lock for sending.
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_REQUEST_BYTES)
         # How long to wait while the socket's backlog is full. The kernel admits waiting processes
         # in order of arrival, so a retry starts at the end of that queue.
         wait_us = max(1, min(until_ns - time.monotonic_ns(), 1_000_000_000) // 1000)

@@ -196,8 +196,6 @@ _INIT = frozenset({"systemd", "init"})
 """Programs that are pid 1 in containers that are whole systems, such as nodes of LXC or kind."""
 
 _EVERYBODY = ["0", "0", "4294967295"]
-_MOUNT_POINT = 4
-"""Field of a line in mountinfo."""
 
 
 def container() -> str:
@@ -221,9 +219,8 @@ def mount_point_of(path: str) -> str:
     path = os.path.abspath(path)
     found = "/"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = re.sub(
-            r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), line.split()[_MOUNT_POINT]
-        )
+        _, _, _, _, mounted, *_ = line.split()
+        point = re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), mounted)
         if len(point) > len(found) and (path == point or path.startswith(point + "/")):
             found = point
     return found

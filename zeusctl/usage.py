@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeus_common.text import count
 from zeus_common.text import energy as energy_text
+from zeus_common.units import KWH_J
 from zeus_ipc.charging import ChargeBasis, bounds_of, reason_of
 from zeusctl.columns import Column, with_headings
 from zeusctl.columns import lines as table_of
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import Usage, UsageSum
 
-KWH_J = 3_600_000
 OTHERS = "other accounts"
 WHOLES = ("gpu", "total")
 """Kinds of sums whose total the meters confirm."""

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc import __version__
 from zeus_ipc.client import Client
 from zeus_ipc.codec import decode_reply, encode
@@ -32,7 +33,7 @@ from zeus_ipc.transport import Subscription, Transport
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
 from zeusd.core.model import PRIVILEGE_OF_ZEUSD, Peer
-from zeusd.core.policy import SECOND_NS, CoreSettings, LeaseTerms
+from zeusd.core.policy import CoreSettings, LeaseTerms
 from zeusd.identity import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.nodes import OpenedNode, real_node
 from zeusd.runtime import devices

@@ -13,8 +13,9 @@ from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
 from zeus.monitor.price import ElectricityPriceProvider, Price
-from zeus.monitor.rates import JOULES_PER_KWH, FetchedRate, by_hour
+from zeus.monitor.rates import FetchedRate, by_hour
 from zeus_common.epoch import offset_ns
+from zeus_common.units import KWH_J
 
 _numbers = itertools.count()
 
@@ -53,7 +54,7 @@ class EnergySummary:
     @property
     def kwh(self) -> float:
         """Kilowatt hours."""
-        return self.energy / JOULES_PER_KWH
+        return self.energy / KWH_J
 
     @property
     def power(self) -> float:
@@ -219,7 +220,7 @@ class EnergyAccount:
                 for hour, joules in hours_j.items()
             )
             * energy_j
-            / JOULES_PER_KWH
+            / KWH_J
             for name, rate in self._rates.items()
         }
         return figures, EnergySummary(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from zeus_ipc.overriding import override
 KEY_ENV = "OPENEI_API_KEY"
 URL = "https://api.openei.org"
 
-_SATURDAY = 5
 _PRICES = {
     "energy_rate_structure": "energyratestructure",
     "energy_weekday_schedule": "energyweekdayschedule",
@@ -134,7 +134,7 @@ class Price(Rate):
         if self._prices is None:
             return None
         local = hour.astimezone()
-        kind = "weekend" if local.weekday() >= _SATURDAY else "weekday"
+        kind = "weekend" if local.weekday() >= calendar.SATURDAY else "weekday"
         try:
             period = self._prices[f"energy_{kind}_schedule"][local.month - 1][local.hour]
             tier = self._prices["energy_rate_structure"][period][0]

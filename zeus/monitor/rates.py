@@ -23,6 +23,7 @@ from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework
 from zeus.utils.warn import warn
 from zeus_common.epoch import offset_ns
+from zeus_common.units import HOUR_S, KWH_J, SECOND_NS
 
 
 class ServiceError(ZeusBaseError):
@@ -82,8 +83,7 @@ class JsonService:
 
 L = TypeVar("L", bound="Later")
 
-JOULES_PER_KWH = 3.6e6
-HOUR_NS = 3_600_000_000_000
+HOUR_NS = HOUR_S * SECOND_NS
 
 FIRST_WAIT_S = 1.0
 """How long after the first request an amount waits for its rate."""
@@ -269,7 +269,7 @@ class RatedMonitor(Configured, Generic[L]):
                 energies
                 and {
                     index: sum(
-                        (part or {}).get(index, math.nan) / JOULES_PER_KWH * rate
+                        (part or {}).get(index, math.nan) / KWH_J * rate
                         for part, rate in zip(parts, rates, strict=True)
                     )
                     for index in energies

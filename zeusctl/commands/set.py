@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
     from zeusctl.entities import SetValue
 
-CONNECT_S = 1.0
-"""Time limit of the first of them, for which the command waits."""
-
-RETRY_S = 0.5
-"""Pause after such a request that zeusd did not answer."""
-
 
 class _Value(ParamType):
     """A control's value as `ControlSpec.parse` reads it."""
@@ -330,8 +324,9 @@ class _LossWatch:
         self._ended = threading.Event()
 
     def __enter__(self) -> None:
-        with contextlib.suppress(ZeusIpcError), bounded(CONNECT_S):
-            self._client.heartbeat()  # connected before the command runs: zeusd may stop at once
+        # The command waits for this: it is connected before it runs, as zeusd may stop at once.
+        with contextlib.suppress(ZeusIpcError), bounded(1.0):
+            self._client.heartbeat()
         threading.Thread(target=self._run, name="zeusctl-watch", daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
@@ -348,7 +343,7 @@ class _LossWatch:
             except RequestTimeout:
                 continue
             except ZeusIpcError:
-                self._ended.wait(RETRY_S)
+                self._ended.wait(0.5)
                 continue
             known = len(lost)
             self._report(self._held.intersection(lost))

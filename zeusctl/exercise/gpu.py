@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-SETTLE_S = 5.0
-"""How long a value may take to show in a GPU under load."""
-
 
 def held(client: Client, gpu: GpuInfo) -> ControlValues:
     """What a GPU holds now."""
@@ -243,8 +240,9 @@ def _all_taken(control: Control, trials: Sequence[SetTrial]) -> Condition:
     return Condition(what, not refused, text or f"{len(trials)} of {len(trials)}")
 
 
-def eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float = SETTLE_S) -> S:
-    """Reads until the value is as wanted or the time is over; returns the last reading."""
+def eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float = 5.0) -> S:
+    """Reads until the value is as wanted or the time is over; returns the last reading. By default,
+    the time in which a value shows in a GPU under load."""
     end_s = time.monotonic() + within_s
     while True:
         found = read()

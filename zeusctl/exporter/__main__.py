@@ -13,8 +13,6 @@ from zeus_ipc import __version__
 from zeus_ipc.parsing import host_and_port
 
 DEFAULT_LISTEN = "127.0.0.1:9850"
-TIMEOUT_S = 3.0
-"""Well within the ten seconds that Prometheus waits."""
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int]:
@@ -65,7 +63,8 @@ def main(
 
     logging.basicConfig(level=logging.INFO, format="zeusd-exporter: %(message)s")
     registry = CollectorRegistry(auto_describe=False)
-    with Client(socket, heartbeat=False, timeout_s=TIMEOUT_S) as client:
+    # Well within the ten seconds that Prometheus waits.
+    with Client(socket, heartbeat=False, timeout_s=3.0) as client:
         registry.register(ZeusdCollector(client, workloads, otel))
         if once:
             try:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zeus_common.units import WATT_MW
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import GpuInfo, GpuState
 from zeusctl.kubernetes.pods import Pod, PodCondition, milliwatts
@@ -20,8 +21,6 @@ _POD = re.compile(r"job:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 Bounds = dict[tuple[str, str], int]
 """By a GPU's UUID and a ceiling's name: mW."""
 
-ROUNDING_MW = 1000
-"""Some drivers round a limit to whole watts."""
 
 SET, EXCEEDED, REFUSED = "PowerLimitSet", "PowerLimitExceeded", "PowerLimitRefused"
 WAITING, NONE = "PowerLimitPending", "PowerLimitNone"
@@ -142,7 +141,7 @@ def condition_of(
     texts, exceeded = [], False
     for gpu, bound_mw, state in limits:
         limit_mw, author = _author(gpu, state, name)
-        exceeded |= limit_mw > bound_mw + ROUNDING_MW
+        exceeded |= limit_mw > bound_mw + WATT_MW
         texts.append(f"GPU {gpu.index} ({gpu.uuid}): at most {limit_mw / 1000:g} W, by {author}")
     if not exceeded and len(texts) < max(1, sum(one == name for _, one in wanted.bounds)):
         return pod.condition  # a GPU of it does not answer
@@ -156,11 +155,11 @@ def _author(gpu: GpuInfo, state: GpuState, own: str) -> tuple[int, str]:
     requested, enforced = state.power_limit_mw, state.enforced_power_limit_mw
     highest = gpu.power_limit_highest_mw
     limit = min(one for one in (requested, enforced, gpu.power_limit_max_mw, 1 << 31) if one)
-    if requested and limit < requested - ROUNDING_MW:
+    if requested and limit < requested - WATT_MW:
         return limit, "the board or its BMC"
-    if highest is None or limit > highest + ROUNDING_MW:
+    if highest is None or limit > highest + WATT_MW:
         return limit, "someone outside zeusd"
-    if limit < highest - ROUNDING_MW:
+    if limit < highest - WATT_MW:
         return limit, "a lease or someone outside zeusd"
     names = [one.name for one in gpu.ceilings if one.value[0] == highest]
     if own in names:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import urllib3
@@ -21,7 +22,6 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 TIMEOUT_S = (5.0, 10.0)
 PAUSE_S = 30.0
 """Interval between queries while some devices are unknown."""
-NOT_FOUND = 404
 
 log = logging.getLogger("zeusd_kubernetes")
 
@@ -76,7 +76,7 @@ class Slices:
                 )
                 return found
             except ApiException as error:
-                if error.status != NOT_FOUND or version == VERSIONS[-1]:
+                if error.status != HTTPStatus.NOT_FOUND or version == VERSIONS[-1]:
                     raise
         raise AssertionError("unreachable")
 

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import urllib3
@@ -18,7 +19,6 @@ from zeusctl.kubernetes.pods import Pod, pod_of
 READ_S = 90.0
 """A watch that receives nothing for this long is dead: bookmarks arrive every minute."""
 CONNECT_S = 10.0
-GONE = 410
 EVERY = "*"
 
 log = logging.getLogger("zeusd_kubernetes")
@@ -86,7 +86,7 @@ class PodWatch:
                 version = self._follow(version)
                 self._pause_s = self._first_pause_s
             except ApiException as error:
-                if error.status != GONE:
+                if error.status != HTTPStatus.GONE:
                     self._wait(self._refusal(error))
                 version = None
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:

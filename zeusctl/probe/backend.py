@@ -12,6 +12,7 @@ from typing import Any
 from zeus_ipc.controls import Control
 from zeusctl.probe.driver import CallError, Clock, NoDriverError, ProbeReading, Question
 from zeusd.devices.amd.backend import AmdBackend
+from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import Backend, DeviceError
 from zeusd.devices.vendors import SYSFS, amd_only
 
@@ -33,8 +34,6 @@ _SAME = (
     *("utilization_percent", "memory_used_mib"),
 )
 """Questions that are methods of the port."""
-
-_NOT_SUPPORTED = 3
 
 
 def call_error(error: DeviceError) -> CallError:
@@ -99,7 +98,7 @@ class BackendGpu:
             found = self.call("sensors")
         except CallError as error:
             return dict.fromkeys(sensors, ProbeReading(self.clock.now_ns(), error))
-        absent = CallError(_NOT_SUPPORTED, "not supported")
+        absent = CallError(Return.NOT_SUPPORTED, "not supported")
         read: dict[str, ProbeReading] = {}
         for name in sensors:
             values = (getattr(found, field) for field in _OF_SENSORS[name])

@@ -14,12 +14,13 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from zeus_common.units import HOUR_S
 from zeusctl.columns import TITLE, entry, page
 from zeusctl.columns import lines as table_of
 from zeusctl.commands.status import process_lines
 from zeusctl.entities import CEILING, GPU, LEASE, Gpu, span
 from zeusctl.text import resample, sparkline
-from zeusctl.top.source import DOMAINS, HOUR_S, NodeSource
+from zeusctl.top.source import DOMAINS, NodeSource
 
 HELP = """\
  up down PgUp PgDn Home End   move and scroll

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from zeus_common.units import HOUR_S, SECOND_NS
 from zeus_ipc.errors import ZeusIpcError
 from zeusctl.commands.status import problem_text, read
 from zeusctl.reports import StatusReport
@@ -14,7 +15,6 @@ from zeusctl.top.model import SPAN_S
 if TYPE_CHECKING:
     from zeusctl.session import Session
 
-HOUR_S = 3600
 DOMAINS = (
     ("power", "power", 1000, "W"),
     ("power_limit", "limit", 1000, "W"),
@@ -69,7 +69,7 @@ class NodeSource:
 
     def last_hour(self, uuid: str, domain: str, divisor: int) -> Points:
         """Returns a reading's last hour; empty if nothing is known."""
-        start_ns = max(0, time.monotonic_ns() - HOUR_S * 10**9)
+        start_ns = max(0, time.monotonic_ns() - HOUR_S * SECOND_NS)
         try:
             found = self._session.client.timeline(uuid, domain, start_ns)
         except ZeusIpcError:

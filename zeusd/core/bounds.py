@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from zeus_common.units import WATT_MW
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeus_ipc.limited import BMC, BY_LEASE, SITE
 from zeusd.core.effects import Forget, Put
@@ -29,10 +30,6 @@ def ceiling_text(ceiling: CeilingEntry, name: str, spec: ControlSpec, boot_ns: i
     if ceiling.fallback is not None:
         until += f", then {spec.text(ceiling.fallback)}"
     return f"ceiling {name} of user {ceiling.uid} allows at most {spec.text(ceiling.value)}{until}"
-
-
-_SAME_MW = 1000
-"""Drivers round limits to whole watts: closer ones are the same."""
 
 
 def author(
@@ -55,14 +52,14 @@ def author(
     if limit_mw is None:
         return None
     # Only what is outside the driver lowers a limit below the one that was requested.
-    if enforced_mw is not None and enforced_mw <= limit_mw - _SAME_MW:
+    if enforced_mw is not None and enforced_mw <= limit_mw - WATT_MW:
         return BMC
     bounds = {**({} if site_mw is None else {SITE: site_mw}), **(ceilings or {})}
     lowest = min(bounds, key=lambda name: bounds[name], default=None)
     # A lower limit is a holder's choice, a higher one someone else's.
-    if lowest is not None and abs(limit_mw - bounds[lowest]) < _SAME_MW:
+    if lowest is not None and abs(limit_mw - bounds[lowest]) < WATT_MW:
         return lowest
-    if leased_mw is not None and abs(limit_mw - leased_mw) < _SAME_MW:
+    if leased_mw is not None and abs(limit_mw - leased_mw) < WATT_MW:
         return BY_LEASE
     return None
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
 from zeus_ipc.requests import Request
 from zeusd.core.administration import DRIVER_CLOSED
@@ -42,7 +43,7 @@ from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Failure, GpuFacts, Peer, ProcessIdentity
 from zeusd.core.node import MISSING, NodeGpu, NodeState
 from zeusd.core.pending import ClientState, Deferrals
-from zeusd.core.policy import SECOND_NS, CoreSettings, Target
+from zeusd.core.policy import CoreSettings, Target
 from zeusd.core.requests import SHUTTING_DOWN, RequestAnswers
 from zeusd.devices.port import CallOutcome
 from zeusd.restore_rule import Unknown, WriteRefused

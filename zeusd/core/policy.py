@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc.controls import SPECS, UNLOCKED, Control, ControlValue
 from zeus_ipc.replies import GpuInfo
 from zeusd.core.access import Access
@@ -15,8 +16,6 @@ from zeusd.restore_rule import SETTLE_S
 
 RestorePower = Literal["site-max", "device-max", "device-default"]
 OutsideChange = Literal["keep", "override"]
-
-SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

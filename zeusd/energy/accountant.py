@@ -13,7 +13,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc.charging import Method
+from zeus_ipc.requests import BUCKET_S
 from zeusd.energy.split import (
     Account,
     Charge,
@@ -25,10 +27,8 @@ from zeusd.energy.split import (
     unread,
 )
 
-SECOND_NS = 1_000_000_000
-BUCKET_S = 900
-"""Length of a bucket. All offsets from UTC in use are multiples of it."""
 BUCKET_NS = BUCKET_S * SECOND_NS
+"""Length of a bucket. All offsets from UTC in use are multiples of it."""
 
 NEVER_NS = 2**62
 

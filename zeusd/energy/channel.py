@@ -6,12 +6,12 @@ import itertools
 import threading
 from collections.abc import Sequence
 
+from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import (
     COUNTER_AGE_NS,
-    MS,
     SAMPLED,
     Edge,
     GpuMeter,

@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from zeus_common.units import SECOND_NS
+
 WIDTHS = {"q": 8, "i": 4, "I": 4, "h": 2, "H": 2}
 
 SPARE = 4
@@ -16,7 +18,6 @@ SPARE = 4
 
 TypeCode = Literal["q", "i", "I", "h", "H"]
 
-SECOND_NS = 1_000_000_000
 GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640), (1200 * SECOND_NS, 2_160))
 """Period and number of rows of each tier of a history."""
 

@@ -17,10 +17,9 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter, sub
 from typing import NamedTuple
 
+from zeus_common.units import MS
 from zeusd.energy.history import History, TickRows
 from zeusd.energy.meter import EXACT
-
-MS = 1_000_000
 
 CONTRAST = 0.15
 """Power levels that differ by this share are different loads, not noise."""

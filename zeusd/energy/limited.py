@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zeus_common.units import MS
 from zeus_ipc.limited import REASONS
 from zeusd.energy.columns import GRAINS, PackedColumn, Ring, size_of
-
-MS = 1_000_000
 
 NOT_COUNTED = 0xFFFFFFFF
 """In place of a counter that the driver does not have. The others, in ms, begin again before it."""

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
-
-MS = 1_000_000
 
 MAX_POWER_MW = 5_000_000
 """More than any GPU draws: a counter that implies it is wrong."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-MS = 1_000_000
+from zeus_common.units import MS
 
 SEARCH_POLL_NS = 4 * MS
 SLOW_POLL_NS = 50 * MS

@@ -9,11 +9,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from zeus_common.units import DAY_S, MS
 from zeus_ipc.charging import BOUNDS, ChargeBasis, Method
-from zeusd.energy.accountant import BUCKET_NS, BUCKET_S, ChargeRow, Position, Settlement
+from zeus_ipc.requests import BUCKET_S
+from zeusd.energy.accountant import BUCKET_NS, ChargeRow, Position, Settlement
 from zeusd.energy.split import NOBODY, Account, ChargedProcess, Kind, parent_of
 
-DAY_S = 86_400
 BUCKETS_PER_DAY = DAY_S // BUCKET_S
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -31,7 +32,6 @@ _ADD = (
 _ADD_SPAN = (
     f"{_ADD}, first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms)"
 )
-_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +322,9 @@ class LedgerStore:
         """Deletes rows older than their retention."""
         today = utc_s // DAY_S
         (earlier,) = self._db.execute("SELECT max(day) FROM day WHERE day < ?", (today,)).fetchone()
-        # A clock that is years ahead for some hours, as at boot, must not empty the ledger.
-        today = min(today, today if earlier is None else earlier + MAX_UNUSED_DAYS)
+        # A clock that is years ahead for some hours, as at boot, must not empty the ledger: 30 days
+        # after the last energy, rows expire as if there were no more.
+        today = min(today, today if earlier is None else earlier + 30)
         rows_day, sums_day = today - bucket_days, today - day_days
         details_day = today - min(process_days, bucket_days)
         with self._transaction():
@@ -452,16 +453,13 @@ def _values(method: Method, row: ChargeRow) -> tuple[int, ...]:
 def _span(bucket: int, row: ChargeRow, offset_ns: int) -> tuple[int, int]:
     """When a row was charged first and last, ms from its bucket's beginning."""
     offset_ns -= bucket * BUCKET_NS
-    return (row.begin_ns + offset_ns) // _MS, -(-(row.end_ns + offset_ns) // _MS)
+    return (row.begin_ns + offset_ns) // MS, -(-(row.end_ns + offset_ns) // MS)
 
 
 def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) -> ChargeRow:
     estimate_uj = active_uj + idle_uj
     return ChargeRow(active_uj, idle_uj, estimate_uj - below_uj, estimate_uj + above_uj, ns)
 
-
-MAX_UNUSED_DAYS = 30
-"""Days without any energy after which rows expire as if there were no more of them."""
 
 MAX_KNOWN = 4096
 """Accounts whose row ids are cached."""

@@ -15,10 +15,11 @@ from enum import Enum
 from itertools import pairwise, starmap
 from typing import NamedTuple
 
+from zeus_common.units import DAY_S
 from zeus_ipc.charging import Method
-from zeusd.energy.accountant import BUCKET_S
+from zeus_ipc.requests import BUCKET_S
 from zeusd.energy.split import IDLE, NOBODY, Account, Kind
-from zeusd.ledger.store import BUCKETS_PER_DAY, DAY_S, METHODS
+from zeusd.ledger.store import BUCKETS_PER_DAY, METHODS
 
 
 class By(str, Enum):

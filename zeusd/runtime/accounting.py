@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Deallocated, Forgotten, LedgerState
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage
@@ -25,7 +26,7 @@ from zeusd.core.model import Failure
 from zeusd.energy.split import Account
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.ledger.store import LedgerStore
-from zeusd.runtime.accounts import CHECK_NS, NO_GPUS, SECOND_NS, Accounts, Clocks, Retention
+from zeusd.runtime.accounts import CHECK_NS, NO_GPUS, Accounts, Clocks, Retention
 from zeusd.runtime.activity import Listed
 from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.cpu_use import CpuUse

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc.replies import EmptyResult, GpuTotal, Held, LedgerTotal
 from zeus_ipc.requests import Allocate, Deallocate
 from zeusd.energy.accountant import Accountant, ChargeRow, Fact, FactSpan, Position, Settlement
@@ -22,7 +23,6 @@ from zeusd.runtime.readings import idle_uw, observed
 from zeusd.runtime.sources import Source
 from zeusd.runtime.workloads import Workloads, sum_of, total_of, unused_by_gpu
 
-SECOND_NS = 1_000_000_000
 SETTLE_NS = 60 * SECOND_NS
 CHECK_NS = SECOND_NS
 

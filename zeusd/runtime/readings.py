@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from zeus_common.units import SECOND_NS
 from zeusd.energy.accountant import Fact, FactSpan
-from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.history import History
 
 REASON_IDLE = 0x1

@@ -46,15 +46,12 @@ class Cost(NamedTuple):
 BURST_S = 0.05
 """Size of a burst, as a share of a second's requests and bytes."""
 
-QUANTUM = 1.0
-"""Requests of one user in one turn; a KiB counts as a quarter of one. During a flood, each step of
-another user's request waits for one turn of each flooding user, so a turn is short."""
-
 REFILL = 4.0
 """Requests for which a waiting user is woken, because each wake-up has a cost."""
 
-FORGIVEN_PER_SECOND = 1.0
 MAX_FAULTS = 8.0
+"""Broken rules, of which one is forgiven each second."""
+
 PENALTY_NS = 1_000_000_000
 """Time for which a user's new connections are closed after `MAX_FAULTS` broken rules."""
 
@@ -150,7 +147,7 @@ class Turns(Generic[T]):
     def fault(self, user: UserShare[T], now_ns: int) -> None:
         """Counts a connection that broke a rule."""
         user.faults += 1
-        forgiven = (now_ns - user._fault_ns) * 1e-9 * FORGIVEN_PER_SECOND
+        forgiven = (now_ns - user._fault_ns) * 1e-9
         user._recent_faults = max(0.0, user._recent_faults - forgiven) + 1.0
         user._fault_ns = now_ns
         if user._recent_faults >= MAX_FAULTS:
@@ -196,7 +193,9 @@ class Turns(Generic[T]):
             self._burst_requests, user._requests + passed_s * limits.requests_per_second
         )
         user._bytes = min(self._burst_bytes, user._bytes + passed_s * limits.bytes_per_second)
-        readable, credit = user._readable, QUANTUM
+        # Requests in one turn; a KiB counts as a quarter of one. In a flood, each step of another
+        # user's request waits for one turn of each flooding user, so a turn is short.
+        readable, credit = user._readable, 1.0
         while readable and credit > 0 and user._requests >= 1.0 and user._bytes > 0:
             connection = readable.popleft()
             (requests, size), more = read(connection)

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zeus_common.text import known_user
+from zeus_common.units import SECOND_NS
+from zeusd.logs import EVERY_S
 
 log = logging.getLogger(__name__)
 
-EVERY_NS = 60_000_000_000
+EVERY_NS = round(EVERY_S) * SECOND_NS
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ import pytest
 
 from tests.fake_nvml.double import H100
 from tests.zeusd.devices.opening import Opener, code_of
+from zeus_common.units import MS
 from zeusd.devices.nvml import backend
 from zeusd.devices.nvml.codes import Return
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import MS
 
 START_NS = 10**12
 EPOCH_NS = 1_600_000_000 * 10**9

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zeus_common.units import SECOND_NS
 from zeusd.energy.accountant import (
     BUCKET_NS,
     NEVER_NS,
-    SECOND_NS,
     Accountant,
     Fact,
     FactSpan,

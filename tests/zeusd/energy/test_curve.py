@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from benchmarks.accuracy import BURSTS, LOADS, RHYTHM, Bench, Window, sweep
 from tests import seeds
+from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import RECENT, SIZE, History, Slow
-from zeusd.energy.meter import MS, Edge, GpuMeter, SensorTiming
+from zeusd.energy.meter import Edge, GpuMeter, SensorTiming
 
 TICK = 100 * MS
 BEGIN = 1_000 * TICK

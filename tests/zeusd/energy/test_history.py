@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from zeusd.energy.columns import GRAINS, SECOND_NS, SPARE, PackedColumn, Ring, size_of, tiers_size
+from zeus_common.units import SECOND_NS
+from zeusd.energy.columns import GRAINS, SPARE, PackedColumn, Ring, size_of, tiers_size
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, TICK_ROWS, History, Slow
 from zeusd.energy.limited import TimeLimited

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from tests import seeds
+from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import MS
 
 WAVES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("h100_waves.json").read_text())[
     "waves"

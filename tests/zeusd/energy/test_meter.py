@@ -6,10 +6,11 @@ import random
 import pytest
 
 from tests import seeds
+from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import EXACT, MS, GpuMeter, SensorTiming, sensor_timing
+from zeusd.energy.meter import EXACT, GpuMeter, SensorTiming, sensor_timing
 
 TICK = 100 * MS
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc.charging import Method
-from zeusd.energy.accountant import MAX_PROCESSES, SECOND_NS, Accountant, Fact, FactSpan, Position
+from zeusd.energy.accountant import MAX_PROCESSES, Accountant, Fact, FactSpan, Position
 from zeusd.energy.split import Account, Charge, ChargedProcess, Claim, Kind, divide
 
 ALICE = Account(Kind.USER, uid=1000)

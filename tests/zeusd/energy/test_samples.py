@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tests import seeds
+from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import PATIENT_NS, SAMPLE_NS, Channel, tiles
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import MS, SAMPLED
+from zeusd.energy.meter import SAMPLED
 
 MEASURED: dict[str, Any] = json.loads(Path(__file__).with_name("h100_samples.json").read_text())
 BURST_W = 432.0

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from tests import seeds
-from zeusd.energy.ticks import MS, Tick, TickTracker
+from zeus_common.units import MS
+from zeusd.energy.ticks import Tick, TickTracker
 
 SECOND = 1_000 * MS
 

@@ -12,11 +12,11 @@ import pytest
 
 from tests import seeds
 from tests.zeusd.ledger.world import START_S, Gpu, World
+from zeus_common.units import SECOND_NS
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
 from zeusctl.entities import limited_texts
 from zeusd.core.model import Failure
-from zeusd.energy.columns import SECOND_NS
 from zeusd.runtime.accounts import Accounts
 from zeusd.runtime.workloads import Workloads
 

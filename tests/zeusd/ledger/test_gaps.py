@@ -8,10 +8,10 @@ from tests.zeusd.ledger.test_accounts import allocate, deallocate, usage
 from tests.zeusd.ledger.test_shared import ALL, GPU, IDLE_W, Shared
 from tests.zeusd.ledger.test_shared import shared as shared
 from tests.zeusd.ledger.world import World
+from zeus_common.units import SECOND_NS
 from zeus_ipc.charging import ChargeBasis, bounds_of
 from zeus_ipc.replies import Usage, UsageSum
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
-from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.activity import Activity, Listed, PidUse
 

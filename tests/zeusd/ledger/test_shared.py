@@ -11,9 +11,9 @@ import pytest
 from tests import seeds
 from tests.zeusd.ledger.world import World
 from tests.zeusd.runtime.test_presence import Processes
+from zeus_common.units import SECOND_NS
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
-from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.usage import Sum
 from zeusd.runtime.activity import Activity, Listed, PidUse

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from zeus_common.units import SECOND_NS
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import GetUsage
-from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, History, Slow
 from zeusd.energy.meter import Edge

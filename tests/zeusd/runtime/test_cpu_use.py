@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.zeusd.ledger.world import START_NS, Gpu, ReadAccounts, World
+from zeus_common.units import SECOND_NS
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, GetUsage
-from zeusd.energy.columns import SECOND_NS
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import LedgerStore

@@ -15,9 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zeus_common.units import MS
 from zeusd.energy.probed.series import ShownUpdate
-
-MS = 1e6
 
 TOLERANCE = 0.15
 """How far an update may lie from the lattice, as a share of the period."""

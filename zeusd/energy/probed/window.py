@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import mul
 
-MS = 1e6
+from zeus_common.units import MS
 
 _GRID = 24
 _LONGEST_LAG_MS = 60.0
