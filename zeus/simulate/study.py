@@ -231,7 +231,7 @@ def _worker() -> Iterator[Any]:
     """Starts a process, and yields the pipe to it.
 
     An executor's processes share queues: where one is killed, a lock stays locked, or half a
-    message in a queue, and the others wait for ever.
+    message in a queue, and the others wait forever.
     """
     # Not forked: this process may have threads, of a progress bar or of NumPy.
     context = get_context("spawn")
