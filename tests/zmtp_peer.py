@@ -35,7 +35,7 @@ def hello(kind: bytes = b"DEALER") -> bytes:
 def shaken(path: str, kind: bytes = b"DEALER") -> socket.socket:
     """A connection whose handshake is over."""
     stream = socket.socket(socket.AF_UNIX)
-    stream.settimeout(10)
+    stream.settimeout(60)
     try:
         stream.connect(path)
         stream.sendall(hello(kind))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.examples.programs import EXAMPLES, environment, run, torchrun, with_torch
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, ending, running_daemon, wait_for
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import Trial
@@ -93,14 +93,14 @@ def test_a_run_that_is_stopped_continues(env: dict[str, str], tmp_path: Path) ->
     env["ZEUS_BSO_RUN_ID"] = "17"
     database, checkpoint = tmp_path / "bso.db", tmp_path / "toy.pt"
     command = with_torch("train.py", "--store", database, "--checkpoint", checkpoint)
-    with subprocess.Popen(command, cwd=FOLDER, env=env, stdout=subprocess.DEVNULL) as first:
+    with ending(subprocess.Popen(command, cwd=FOLDER, env=env, stdout=subprocess.DEVNULL)) as first:
         # Its energy may be known later than its checkpoint is there.
         wait_for(
             lambda: first.poll() is not None or (checkpoint.exists() and reported(database)),
             "the first epoch",
         )
         first.send_signal(signal.SIGTERM)
-        assert first.wait(60) == -signal.SIGTERM
+        assert first.wait(TIMEOUT_S) == -signal.SIGTERM
     _, (trial,) = trials(database)
     assert trial.running
     before = trial.epochs

@@ -27,7 +27,7 @@ from tests.examples.programs import (
     with_torch,
     without_torch,
 )
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, running_daemon, wait_for
 
 FOLDER = EXAMPLES / "pipeline_frequency_optimizer"
 BLOCKING_W = {"a100": 83.64, "a40": 70.38}
@@ -218,7 +218,7 @@ def test_a_process_that_loses_its_peer_reports_it_and_does_not_hang(
     waits, computes = children(job.pid)
     wait_for(lambda: busy(daemon, 1), "the peer to compute")
     os.kill(computes, signal.SIGKILL)
-    assert job.wait(60) == 2
+    assert job.wait(TIMEOUT_S) == 2
     assert said.read_text() == (
         "profile_p2p.py: the process of GPU 1 has ended (killed by signal 9) before anything was "
         "measured; start again\n"

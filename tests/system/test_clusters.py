@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.support import RunningDaemon, configuration, running_daemon, script, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, configuration, running_daemon, script, wait_for
 from zeus_common.simulation import SimulatedNode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -97,7 +97,7 @@ def test_the_epilog_releases_what_its_job_holds_and_nothing_else(
         assert limits(daemon) == [250, 150]
         assert run_hook(daemon, "epilog.sh", tmp_path, SLURM_JOB_ID="4711").returncode == 0
         for process in (job, other):
-            process.communicate("\n", timeout=20)
+            process.communicate("\n", timeout=TIMEOUT_S)
     wait_for(lambda: limits(daemon) == [250, 250], "everything to be back")
 
 
@@ -115,7 +115,7 @@ def test_the_epilog_also_releases_what_a_sluid_names(daemon: RunningDaemon, tmp_
         done = run_hook(daemon, "epilog.sh", tmp_path, **names)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert limits(daemon) == [250, 250]
-        job.communicate("\n", timeout=20)
+        job.communicate("\n", timeout=TIMEOUT_S)
 
 
 def test_the_prolog_gives_a_job_gpus_at_the_site_limit(

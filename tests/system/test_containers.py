@@ -20,7 +20,14 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.support import TIMEOUT_S, RunningDaemon, public_directory, running_daemon, wait_for
+from tests.support import (
+    TIMEOUT_S,
+    RunningDaemon,
+    ending,
+    public_directory,
+    running_daemon,
+    wait_for,
+)
 from zeus_ipc import Client, __version__, errors
 
 if sys.version_info >= (3, 11):
@@ -93,7 +100,7 @@ def secluded() -> Iterator[Secluded]:
 
 def doctor(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
     """Exit code, and checks by name."""
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, {check["name"]: check for check in json.loads(out)["checks"]}
 
 
@@ -151,7 +158,7 @@ def test_as_pid_1_it_is_one_process_and_restores_everything_at_sigterm(secluded:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         os.kill(zeusd, 15)
-        secluded.process.wait(60)
+        secluded.process.wait(TIMEOUT_S)
         assert secluded.process.returncode == 0
         holder.kill()
     (restored,) = secluded.records("restore")
@@ -166,7 +173,7 @@ def test_one_capability_is_enough(tmp_path: Path) -> None:
         command = ["setpriv", "--bounding-set=-all,+sys_admin", "--inh-caps=-all"]
         command += [sys.executable, "-m", "zeusd", "serve", "--simulate", "1xv100-pcie"]
         command += ["--socket", str(directory / "z.sock"), "--state-dir", str(directory / "state")]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with ending(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as process:
             try:
                 with Client(directory / "z.sock", timeout_s=TIMEOUT_S) as client:
                     wait_for((directory / "z.sock").exists, "the socket")

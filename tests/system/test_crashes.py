@@ -21,6 +21,7 @@ import pytest
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
     ALL_MAY,
+    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     configuration,
@@ -109,7 +110,7 @@ def test_zeusd_killed_at_any_instant_leaves_a_value_that_the_journal_covers(
                 flag.touch()
                 holder.stdin.write("120000\n")
                 holder.stdin.flush()
-                assert daemon.process.wait(30) == -signal.SIGKILL
+                assert daemon.process.wait(TIMEOUT_S) == -signal.SIGKILL
                 assert double.limit_mw(0) in (150_000, 120_000)
                 if holder_dies:
                     holder.kill()
@@ -345,7 +346,7 @@ def test_a_zeusd_that_starts_on_a_full_disk_restores(
                 subprocess.run(["mount", "-o", "remount,ro", str(small)], check=False)
             if orderly:
                 daemon.process.send_signal(signal.SIGUSR1)
-                daemon.process.wait(30)
+                daemon.process.wait(TIMEOUT_S)
             else:
                 daemon.kill()
             daemon.start_again()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import (
+    TIMEOUT_S,
     ending,
     script,
     wait_for,
@@ -157,6 +158,6 @@ while [lease for lease in client.leases() if lease.pid == int(sys.argv[2])]:
 def test_a_process_that_reuses_the_pid_of_a_dead_holder_gets_no_lease(site: Site) -> None:
     namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*namespace, sys.executable, "-c", PID_REUSE, site.daemon.socket]
-    done = subprocess.run([*command, HOLDER + "sys.stdin.read()", HEIR], timeout=60)
+    done = subprocess.run([*command, HOLDER + "sys.stdin.read()", HEIR], timeout=TIMEOUT_S)
     assert done.returncode == 0
     wait_for(site.restored, "the limits to be back")

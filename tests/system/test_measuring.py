@@ -23,6 +23,7 @@ from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import (
     ALL_MAY,
+    TIMEOUT_S,
     RunningDaemon,
     configuration,
     running_daemon,
@@ -305,7 +306,7 @@ def test_the_log_is_written_behind_and_when_the_program_ends(
             wait_for(lambda: len(path.read_text().splitlines()) == 3, "the log to be written")
             program.stdin.write("\n")
             program.stdin.flush()
-        assert program.wait(30) == 0
+        assert program.wait(TIMEOUT_S) == 0
         rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
         assert [row[1] for row in rows] == ["first", "second"]
         for row in rows:
@@ -340,11 +341,11 @@ def test_the_commands_print_what_they_measured_when_they_are_ended(
         assert all("{'GPU1': 220.0" in line for line in lines)
         for process in (power, energy):
             process.send_signal(number)
-        out, _ = power.communicate(timeout=30)
+        out, _ = power.communicate(timeout=TIMEOUT_S)
         seconds = float(out.partition("Total time (s): ")[2].splitlines()[0])
         joules = float(out.partition("GPU1: ")[2].splitlines()[0])
         assert joules / seconds == pytest.approx(220, rel=0.02)
-        shown, complaint = energy.communicate(timeout=30)
+        shown, complaint = energy.communicate(timeout=TIMEOUT_S)
         assert complaint == ""
         assert "Measurement(" in shown
         assert "gpu_energy={0:" in shown.replace("\n", "")
@@ -366,7 +367,7 @@ def test_the_commands_report_a_missing_gpu_and_a_reader_that_has_enough(
         assert len(wrong.stderr.splitlines()) == 1
         cut = [*command, "power", "--update-period", "0.1"]
         reader = ["sh", "-c", '"$@" | head -1', "sh", *cut]
-        read = subprocess.run(reader, env=env, capture_output=True, text=True, timeout=30)
+        read = subprocess.run(reader, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert ("GPU0" in read.stdout, read.stderr) == (True, "")
 
 
@@ -455,7 +456,7 @@ def test_a_stream_survives_a_restart_and_ends_with_the_daemon(
         stream = client.stream(uuid)
         before = take(stream, 10)[-1]
         daemon.process.send_signal(signal.SIGUSR1)
-        daemon.process.wait(30)
+        daemon.process.wait(TIMEOUT_S)
         daemon.start_again()
         daemon.wait_until_serving(1)
         assert next(stream).number > before.number

@@ -170,7 +170,7 @@ def test_a_getter_that_fails_once_after_a_set_loses_no_restore(
     wait_for(lambda: double.limit_mw(0) == 200_000, "the set")
     holder.kill()
     holder.wait()
-    wait_for(lambda: double.limit_mw(0) == LIMIT, "the restore", 15.0)
+    wait_for(lambda: double.limit_mw(0) == LIMIT, "the restore")
 
 
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
@@ -187,7 +187,7 @@ def test_transient_errors_prevent_no_restore(site: Site, code: int) -> None:
     time.sleep(2.0)  # some readings of the GPU, and some attempts, meet the errors
     assert site.double.limit_mw(0) == 150_000
     site.double.clear_faults()
-    wait_for(lambda: site.double.limit_mw(0) == LIMIT, "the restore", 10.0)
+    wait_for(lambda: site.double.limit_mw(0) == LIMIT, "the restore")
 
 
 def test_a_holder_whose_python_waits_for_c_code_keeps_its_lease(site: Site) -> None:

@@ -15,7 +15,14 @@ import pytest
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
-from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
+from tests.support import (
+    TIMEOUT_S,
+    RunningDaemon,
+    ending,
+    public_directory,
+    running_daemon,
+    wait_for,
+)
 from zeus_common.simulation import SimulatedNode
 from zeus_ipc.errors import LeaseExpired, NodeQuiesced, PermissionRefused
 from zeusd.identity import boot_id
@@ -195,7 +202,7 @@ def test_a_zeusd_with_no_capability_but_sys_admin_serves_and_ends_in_order() -> 
         command += [sys.executable, "-m", "zeusd", "serve", "--simulate", "1xv100-pcie"]
         command += ["--socket", str(directory / "z.sock"), "--state-dir", str(directory / "state")]
         command += ["--log-format", "json"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with ending(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as process:
             assert process.stderr is not None
             lines = []
             while "serving" not in (line := process.stderr.readline()):
@@ -203,6 +210,6 @@ def test_a_zeusd_with_no_capability_but_sys_admin_serves_and_ends_in_order() -> 
                 lines.append(line)
             process.send_signal(signal.SIGTERM)
             rest = process.stderr.read()
-            assert process.wait(20) == 0
+            assert process.wait(TIMEOUT_S) == 0
         assert "Traceback" not in rest
         assert "stopped" in rest

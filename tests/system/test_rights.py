@@ -12,6 +12,7 @@ import pytest
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
     NOBODY,
+    TIMEOUT_S,
     as_nobody,
     ending,
     public_directory,
@@ -25,7 +26,7 @@ import json, os, sys
 import msgpack, zmq
 context = zmq.Context()
 dealer = context.socket(zmq.DEALER)
-dealer.setsockopt(zmq.RCVTIMEO, 10_000)
+dealer.setsockopt(zmq.RCVTIMEO, 60_000)
 dealer.connect("ipc://" + sys.argv[1])
 claims = {"uid": 0, "gid": 0, "pid": 1, "user": "root", "groups": [0], "CapEff": "000001ffffffffff"}
 message = {"v": 1, "id": 1, "op": "set", "gpus": [sys.argv[2]], "control": "power_limit",
@@ -78,7 +79,7 @@ def test_only_computing_users_may_control_if_the_site_requires_it() -> None:
         site = Site(stack, 1, text)
         source = HOLDER.replace("gpus, 150_000", "gpus[0], 150_000")
         refused = script(source, site.daemon.socket, stderr=subprocess.PIPE, **as_nobody())
-        _, error = refused.communicate(timeout=30)
+        _, error = refused.communicate(timeout=TIMEOUT_S)
         assert "only while one of the user's processes computes on it" in error
         with ending(subprocess.Popen(["sleep", "60"], text=True, **as_nobody())) as computing:
             site.double.computes(0, computing.pid)

@@ -19,6 +19,7 @@ import zmq
 
 from tests.support import (
     ALL_MAY,
+    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     configuration,
@@ -265,7 +266,7 @@ def test_an_invalid_request_gets_an_error(daemon: RunningDaemon, message: bytes,
     context = zmq.Context()
     with context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.RCVTIMEO, 10_000)
+        dealer.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
         dealer.connect(f"ipc://{daemon.socket}")
         dealer.send(message)
         reply = msgpack.unpackb(dealer.recv())
@@ -280,7 +281,7 @@ def test_an_invalid_request_gets_an_error(daemon: RunningDaemon, message: bytes,
 def test_unknown_fields_are_ignored(daemon: RunningDaemon) -> None:
     context = zmq.Context()
     with context.socket(zmq.DEALER) as dealer:
-        dealer.setsockopt(zmq.RCVTIMEO, 10_000)
+        dealer.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
         dealer.connect(f"ipc://{daemon.socket}")
         dealer.send(msgpack.packb({"v": 1, "id": 5, "op": "heartbeat", "from_the_future": [1]}))
         assert msgpack.unpackb(dealer.recv())["result"]["leases"] == 0
@@ -386,7 +387,7 @@ def test_a_second_daemon_does_not_take_the_socket(daemon: RunningDaemon, tmp_pat
         + ["--state-dir", str(tmp_path), "--simulate", SPEC],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert second.returncode == 1
     assert "another daemon listens" in second.stderr
@@ -401,7 +402,7 @@ def test_a_bad_simulation_is_reported_in_one_sentence(tmp_path: Path) -> None:
         + ["--state-dir", str(tmp_path / "state"), "--simulate", "4xv9000"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert failed.returncode == 1
     assert "v9000" in failed.stderr
@@ -427,7 +428,7 @@ def test_stopping_restores_everything_and_ends_with_zero(number: int) -> None:
         uuid = client.node().gpus[0].uuid
         client.set_power_limit(uuid, 150_000)
         daemon.process.send_signal(number)
-        assert daemon.process.wait(30) == 0
+        assert daemon.process.wait(TIMEOUT_S) == 0
         restores = daemon.records("restore")
         assert [(one["new"], one["result"]) for one in restores] == [("250 W", "ok")]
         assert not os.path.exists(daemon.socket)
@@ -469,7 +470,7 @@ def test_an_ordinary_user_may_run_it_on_a_simulated_node(daemon: RunningDaemon) 
             client.close()
         finally:
             process.terminate()
-            assert process.wait(30) == 0
+            assert process.wait(TIMEOUT_S) == 0
 
 
 def test_each_reload_names_what_needs_a_restart(tmp_path: Path) -> None:

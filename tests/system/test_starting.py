@@ -15,6 +15,7 @@ import pytest
 from tests.preloaded import preloaded
 from tests.support import (
     IMPORTED,
+    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     ending,
@@ -90,7 +91,7 @@ def test_of_two_that_start_at_the_same_moment_one_serves(tmp_path: Path) -> None
     finally:
         for one in both:
             one.terminate()
-            one.communicate(timeout=30)
+            one.communicate(timeout=TIMEOUT_S)
 
 
 def serves(path: Path) -> bool:
@@ -124,7 +125,7 @@ def test_a_stop_at_any_moment_of_the_start_restores_what_running_jobs_hold(
         for number, restored in ((signal.SIGUSR1, False), (signal.SIGTERM, True)):
             program = ("-c", SIGNALLED, where, str(int(number)))
             site.daemon.start_again(program)
-            assert site.daemon.process.wait(60) == 0, site.daemon.log_path.read_text()
+            assert site.daemon.process.wait(TIMEOUT_S) == 0, site.daemon.log_path.read_text()
             assert site.restored() == restored
             assert not Path(site.daemon.socket).exists()
 
@@ -151,7 +152,7 @@ def test_root_starts_it_from_a_folder_that_nobody_else_may_enter() -> None:
                 "print(len(Client(sys.argv[1]).node().gpus))"
             )
             asker = script(asking, daemon.socket, cwd=REPOSITORY, **as_nobody())
-            assert asker.communicate(timeout=60)[0] == "1\n"
+            assert asker.communicate(timeout=TIMEOUT_S)[0] == "1\n"
         finally:
             daemon.stop()
 
@@ -164,7 +165,7 @@ def test_it_runs_without_standard_output_and_error(tmp_path: Path) -> None:
         wait_for(lambda: serves(tmp_path / "s"), "zeusd to serve")
     finally:
         daemon.terminate()
-        assert daemon.wait(30) == 0
+        assert daemon.wait(TIMEOUT_S) == 0
 
 
 def test_it_is_one_process_and_does_not_load_libzmq() -> None:
@@ -201,7 +202,9 @@ def test_a_client_in_another_time_namespace_gets_an_error() -> None:
         )
         command = ["unshare", "--time", "--fork", "--monotonic", "1000", "--boottime", "1000"]
         command += [sys.executable, "-c", asking, daemon.socket]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=REPOSITORY
+        )
         assert ran.stdout.startswith("DaemonUnavailable"), ran
         assert "1000 s ahead of zeusd's" in ran.stdout
         assert "time namespace" in ran.stdout

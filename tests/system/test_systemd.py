@@ -19,7 +19,7 @@ import pytest
 from tests import preloaded
 from tests.fake_amdsmi.double import AmdSmiDouble
 from tests.fake_nvml.double import NvmlDouble
-from tests.support import NOBODY, free_port, wait_for
+from tests.support import NOBODY, TIMEOUT_S, free_port, wait_for
 from tests.system.machine import LIBRARY, SOURCES, STATE, TREE, Machine
 from tests.zeus_fleet.etcd import running_etcd
 
@@ -280,7 +280,7 @@ def test_the_exporter_is_an_ordinary_client_of_nobodys(node: Node) -> None:
     def scrape() -> str:
         with contextlib.suppress(OSError):
             url = f"http://127.0.0.1:{port}/metrics"
-            return str(urllib.request.urlopen(url, timeout=10).read().decode())
+            return str(urllib.request.urlopen(url, timeout=TIMEOUT_S).read().decode())
         return ""
 
     text = wait_for(scrape, "the exporter to serve")

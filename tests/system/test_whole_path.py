@@ -17,6 +17,7 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
     ALL_MAY,
     NOBODY,
+    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     configuration,
@@ -118,7 +119,7 @@ def test_an_unprivileged_job_finds_its_limit_and_every_write_is_recorded(
     assert told["uid"] == (NOBODY if os.getuid() == 0 else os.getuid())
     assert double.limit_mw(0) == chosen_mw(told)
     training.stdin.close()
-    assert training.wait(30) == 0
+    assert training.wait(TIMEOUT_S) == 0
     back = restores(chosen_mw(told))
     wait_for(lambda: len(double.calls()) >= 1 + len(limits) + len(back), "all to be back")
     assert double.limit_mw(0) == 250_000
@@ -213,7 +214,7 @@ def test_without_permission_training_continues_with_one_warning() -> None:
                 input="\n",
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=TIMEOUT_S,
             )
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
@@ -238,7 +239,7 @@ def test_losing_the_daemon_permanently_does_not_end_training(
     said = json.loads(training.stdout.readline())
     assert (said["state"], said["optimal_mw"]) == ("Ready", None), "it would search on"
     training.stdin.close()
-    assert training.wait(30) == 0
+    assert training.wait(TIMEOUT_S) == 0
 
 
 def test_a_driver_that_comes_late_is_found(tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_in_process_without_a_daemon(tmp_path: Path) -> None:
             input="\n",
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=TIMEOUT_S,
         )
         assert ran.returncode == 0, ran.stderr
         told = json.loads(ran.stdout)
@@ -309,6 +310,6 @@ def test_settings_of_a_job_killed_in_process_are_restored_by_the_next(tmp_path: 
             ],
             env=env,
             check=True,
-            timeout=60,
+            timeout=TIMEOUT_S,
         )
         assert double.limit_mw(0) == 250_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import running_daemon
+from tests.support import ending, running_daemon
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import ZeusGPUInitError, ZeusGPULeaseHeldError
@@ -69,7 +69,7 @@ sys.stdin.read()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
         monkeypatch.setattr(_node, "_client", None)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen([sys.executable, "-c", hold], text=True, **pipes) as holder:
+        with ending(subprocess.Popen([sys.executable, "-c", hold], text=True, **pipes)) as holder:
             assert holder.stdout is not None
             assert holder.stdin is not None
             assert holder.stdout.readline() == "held\n"

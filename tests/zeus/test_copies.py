@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.support import running_daemon
+from tests.support import TIMEOUT_S, running_daemon
 from tests.zeus.node import VirtualNode
 from tests.zeus.test_odd_gpus import A100
 from zeus import _node
@@ -146,7 +146,7 @@ def test_another_process_trains_with_them(
         target=measured, args=(EnergyCallback(monitor), optimizer, answers), daemon=True
     )
     process.start()
-    process.join(60)
+    process.join(TIMEOUT_S)
     assert process.exitcode == 0
     steps, energy, same, limits = answers.get()
     assert (steps, same, limits) == (5, True, optimizer.power_limits)
@@ -168,7 +168,8 @@ def measured(_=None):
     return window.time, window.total_energy
 
 found = []
-for _ in range(3):
+# A process that gets no CPU reads a counter late: not in each of so many rounds.
+for _ in range(10):
     reads, writes = os.pipe()
     found.append([measured()])
     if not os.fork():
@@ -177,6 +178,8 @@ for _ in range(3):
     found[-1] += json.loads(os.read(reads, 1000))
     with multiprocessing.get_context("fork").Pool(1) as pool:
         found[-1] += pool.map(measured, range(2))
+    if all(any(abs(j / s - 200) < 20 for s, j in rounds) for rounds in zip(*found)):
+        break
 json.dump(found, sys.stdout)
 """
 
@@ -190,6 +193,5 @@ def test_without_a_daemon_a_child_of_fork_measures_its_first_window(tmp_path: Pa
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
     ran = subprocess.run([sys.executable, "-c", FORKS], env=env, check=True, **options)
     for rounds in zip(*json.loads(ran.stdout), strict=True):
-        # A process that gets no CPU reads a counter late: one of three does not.
         assert any(joules == pytest.approx(200 * seconds, rel=0.1) for seconds, joules in rounds)
     assert ran.stderr == "", "no warning, and no message about zeusd"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import zeus
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, ending, running_daemon, wait_for
 from zeus import show_env
 from zeus.show_env import daemon as daemon_rows
 from zeus.show_env import devices, packages
@@ -202,7 +202,7 @@ def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
 def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(devices, "DRIVER_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(devices, "_look", lambda *_: go_on.wait(30))
+    monkeypatch.setattr(devices, "_look", lambda *_: go_on.wait(TIMEOUT_S))
     assert "the driver did not respond within 0.05 s" in show()["GPUs"]["GPU"]
     go_on.set()
 
@@ -361,14 +361,16 @@ def test_a_wrong_option_is_the_only_failure(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "zeus.show_env"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    with ending(
+        subprocess.Popen(
+            [sys.executable, "-m", "zeus.show_env"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 0
+        assert process.wait(TIMEOUT_S) == 0
 
 
 def test_another_zeus_over_this_one_is_noticed(tmp_path: Path) -> None:
@@ -399,7 +401,7 @@ def test_importing_zeus_warns_of_another_over_it(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{here.parent}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(str(tmp_path))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from zeus_common import http_guard
 from zeus_common.http_guard import HOSTS, MOST_CONNECTIONS, WebServer, wrong_host
 
@@ -109,7 +109,7 @@ def test_a_host_with_many_connections_refuses_those_of_others_nothing(
         )
         for number in range(2 * MOST_CONNECTIONS)
     ]
-    held[-1].settimeout(10)
+    held[-1].settimeout(TIMEOUT_S)
     assert held[-1].recv(1) == b"", "its own are refused"
     monkeypatch.setattr(http_guard, "_host", lambda address: b"another")
     assert get(server) == (200, "/metrics")
@@ -123,7 +123,7 @@ def test_a_new_client_never_ends_one_that_has_just_come(server: WebServer) -> No
     ]
     deadline = time.monotonic() + http_guard.LEAST_S / 2
     refused = socket.create_connection(("127.0.0.1", server.server_port))
-    refused.settimeout(10)
+    refused.settimeout(TIMEOUT_S)
     ended = refused.recv(1) == b""
     if time.monotonic() < deadline:  # not on a machine that stood still meanwhile
         assert ended

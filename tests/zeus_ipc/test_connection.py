@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.support import ended, forked, wait_for
+from tests.support import TIMEOUT_S, ended, forked, wait_for
 from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
 from zeus_ipc import Client, prepared, socket_transport
 from zeus_ipc.codec import decode_request, encode
@@ -59,7 +59,7 @@ def listening(path: str) -> Iterator[Callable[[Talk], threading.Thread]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(path)
         server.listen()
-        server.settimeout(20)
+        server.settimeout(TIMEOUT_S)
         failures: list[BaseException] = []
         threads: list[threading.Thread] = []
 
@@ -68,7 +68,7 @@ def listening(path: str) -> Iterator[Callable[[Talk], threading.Thread]]:
                 while True:
                     stream, _ = server.accept()
                     with stream:
-                        stream.settimeout(20)
+                        stream.settimeout(TIMEOUT_S)
                         if stream.recv(1, socket.MSG_PEEK):
                             talk(stream)
                             return
@@ -83,7 +83,7 @@ def listening(path: str) -> Iterator[Callable[[Talk], threading.Thread]]:
 
         yield serve
         for thread in threads:
-            thread.join(20)
+            thread.join(TIMEOUT_S)
         assert failures == []
 
 
@@ -104,7 +104,7 @@ def test_a_router_of_libzmq_takes_it_for_a_dealer(path: str) -> None:
 
     def serve() -> None:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.setsockopt(zmq.RCVTIMEO, 20_000)
+            router.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
             router.bind(f"ipc://{path}")
             bound.set()
             for _ in range(3):
@@ -116,7 +116,7 @@ def test_a_router_of_libzmq_takes_it_for_a_dealer(path: str) -> None:
 
     server = threading.Thread(target=serve)
     server.start()
-    assert bound.wait(20)
+    assert bound.wait(TIMEOUT_S)
     with transport_to(path) as transport:
         assert transport.request({"op": "first"}, 20.0)["result"]["op"] == "first"
         transport.send({"op": "quiet"}, 20.0)
@@ -159,7 +159,7 @@ def test_idle_connections_are_closed_but_one(path: str, monkeypatch: pytest.Monk
     def one(stream: socket.socket) -> None:
         shake(stream)
         request = next_request(stream)
-        both.wait(20)
+        both.wait(TIMEOUT_S)
         answer(stream, request)
         while stream.recv(4096):
             pass
@@ -245,7 +245,7 @@ def test_a_late_reply_is_not_taken_for_that_of_the_next_request(path: str) -> No
     def slow(stream: socket.socket) -> None:
         shake(stream)
         first = next_request(stream)
-        late.wait(20)
+        late.wait(TIMEOUT_S)
         answer(stream, first, op="late")
         answer(stream, next_request(stream), op="next")
 
@@ -321,7 +321,7 @@ def test_a_signal_handler_may_ask_while_its_thread_waits(path: str, waits: str) 
             assert next_request(stream)["op"] == "quiet"
             assert exactly(stream, len(PING)) == PING
         asked.set()
-        assert asked_inside.wait(20)
+        assert asked_inside.wait(TIMEOUT_S)
         if waits == "for a reply":
             answer(stream, outer, op="outer")
         else:
@@ -348,7 +348,7 @@ def test_a_signal_handler_may_ask_while_its_thread_waits(path: str, waits: str) 
         assert main is not None
 
         def interrupt() -> None:
-            asked.wait(20)
+            asked.wait(TIMEOUT_S)
             serve(handler)
             signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -416,7 +416,7 @@ def test_clocks_never_wait_for_room_and_continue_when_there_is_some(path: str) -
 
     def slow(stream: socket.socket) -> None:
         shake(stream)
-        full.wait(20)
+        full.wait(TIMEOUT_S)
         while not seen or seen[-1]["value"] != [1200, 1200]:
             seen.append(next_request(stream))
 
@@ -451,7 +451,7 @@ def test_clocks_find_a_daemon_that_was_started_again(path: str) -> None:
             clocks.prepare({1: 900})
             clocks.renew()
             assert clocks.lock(1)
-            assert got.wait(20)
+            assert got.wait(TIMEOUT_S)
         os.unlink(path)
         wait_for(lambda: not clocks.lock(1), "the loss to be noticed")
         assert not clocks.lock(1)
@@ -460,7 +460,7 @@ def test_clocks_find_a_daemon_that_was_started_again(path: str) -> None:
             serve(one)
             clocks.renew()
             assert clocks.lock(1)
-            assert got.wait(20)
+            assert got.wait(TIMEOUT_S)
     with pytest.raises(DaemonUnavailable, match="closed"):
         clocks.lock(1)
 
@@ -500,7 +500,7 @@ def test_a_peer_that_does_not_answer_is_waited_for_as_long_as_asked(path: str) -
 
     def silent(stream: socket.socket) -> None:
         shake(stream)
-        released.wait(20)
+        released.wait(TIMEOUT_S)
 
     with listening(path) as serve, transport_to(path) as transport:
         serve(silent)
@@ -514,7 +514,7 @@ def test_a_full_backlog_is_waited_for(path: str) -> None:
         server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         server.bind(path)
         server.listen(0)
-        server.settimeout(20)
+        server.settimeout(TIMEOUT_S)
         ahead = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         ahead.connect(path)
         with transport_to(path) as transport:
@@ -529,7 +529,7 @@ def test_a_full_backlog_is_waited_for(path: str) -> None:
             while not got:
                 stream, _ = server.accept()
                 with stream:
-                    stream.settimeout(20)
+                    stream.settimeout(TIMEOUT_S)
                     if stream.recv(1, socket.MSG_PEEK):
                         shake(stream)
                         answer(stream, next_request(stream), done=True)
@@ -542,7 +542,7 @@ def test_an_interrupted_connect_is_tried_again(path: str) -> None:
         server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         server.bind(path)
         server.listen(0)
-        server.settimeout(20)
+        server.settimeout(TIMEOUT_S)
         ahead = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         ahead.connect(path)
         before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
@@ -558,14 +558,14 @@ def test_an_interrupted_connect_is_tried_again(path: str) -> None:
             def serve() -> None:
                 stream, _ = server.accept()
                 with stream:
-                    stream.settimeout(20)
+                    stream.settimeout(TIMEOUT_S)
                     shake(stream)
                     answer(stream, next_request(stream), done=True)
 
             serving = threading.Thread(target=serve, daemon=True)
             serving.start()
             assert transport.request({"op": "state"}, 20.0)["result"] == {"done": True}
-            serving.join(20)
+            serving.join(TIMEOUT_S)
 
 
 def test_a_process_without_descriptors_gets_an_error_and_keeps_running(path: str) -> None:
@@ -619,7 +619,7 @@ def test_closing_ends_waiting_requests(path: str) -> None:
 
     with listening(path) as serve, transport_to(path) as transport:
         serve(silent)
-        threading.Thread(target=lambda: (asked.wait(20), transport.close())).start()
+        threading.Thread(target=lambda: (asked.wait(TIMEOUT_S), transport.close())).start()
         with pytest.raises(DaemonUnavailable, match="closed"):
             transport.request({"op": "state"}, 20.0)
 

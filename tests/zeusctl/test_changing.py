@@ -167,7 +167,7 @@ def test_a_setting_without_a_command_ends_with_zeusctl(
         assert limits(daemon)[1] == 150
         setter.send_signal(number)
         codes = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGKILL: -9}
-        assert setter.wait(20) == codes[number]
+        assert setter.wait(TIMEOUT_S) == codes[number]
     wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
 
 
@@ -203,7 +203,7 @@ def wrapped(
         yield wrapper, pid
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        assert wrapper.wait(20) == 128 + signal.SIGKILL
+        assert wrapper.wait(TIMEOUT_S) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("verb", [("set", "1", "-p", "150"), ("measure",)])
@@ -295,7 +295,7 @@ def test_held_by_someone_else(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.set_power_limit(client.node().gpus[0].uuid, 200_000)
         with spawn(daemon, "set", "0", "-p", "150", "--json") as other:
-            out, err = other.communicate(timeout=20)
+            out, err = other.communicate(timeout=TIMEOUT_S)
         assert other.returncode == Exit.HELD
         assert f"is held by process {os.getpid()}" in err
         assert said_json(out)["code"] == "lease_held"
@@ -465,7 +465,7 @@ def test_a_recording_to_standard_output_ends_in_order(daemon: RunningDaemon) -> 
         assert recorder.stdout is not None
         rows = [recorder.stdout.readline() for _ in range(4)]
         recorder.send_signal(signal.SIGINT)
-        assert recorder.wait(20) == 130
+        assert recorder.wait(TIMEOUT_S) == 130
     found = list(csv.DictReader(rows))
     times = [float(row["time"]) for row in found]
     assert times[1] - times[0] > 0.09
@@ -491,7 +491,7 @@ def test_a_recording_that_zeusd_leaves_is_kept(tmp_path: Path) -> None:
             wait_for(lambda: path.exists() and len(path.read_text().splitlines()) > 5, "rows")
             node.stop()
             recorder.send_signal(signal.SIGINT)
-            assert recorder.wait(30) == 130
+            assert recorder.wait(TIMEOUT_S) == 130
     assert len(read(path)[0].columns["time"]) > 4
 
 

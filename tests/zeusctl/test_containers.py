@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.support import RunningDaemon, public_directory, running_daemon
+from tests.support import RunningDaemon, ending, public_directory, running_daemon
 from tests.zeusctl.conftest import Ctl
 from zeus.device import visible
 from zeus_common.processes import has_sys_admin
@@ -203,15 +203,12 @@ def test_mounts_and_pid_namespaces_are_read_from_the_kernel(tmp_path: Path) -> N
 @contextlib.contextmanager
 def ended(*command: str) -> Iterator[subprocess.Popen[str]]:
     """A process of a command that prints what it reads, once it does; it ends with the block."""
-    with subprocess.Popen(
-        [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    with ending(
+        subprocess.Popen([*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("there\n")
         process.stdin.flush()
         assert process.stdout.readline() == "there\n"
-        try:
-            yield process
-        finally:
-            process.kill()
+        yield process

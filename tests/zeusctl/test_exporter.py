@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import needs
-from tests.support import TIMEOUT_S, RunningDaemon, free_port, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, ending, free_port, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS
 from zeus_common.simulation import SimulatedNode
 from zeus_ipc.errors import DeadlineExceeded, OutOfRange
@@ -85,7 +85,7 @@ def url(daemon: RunningDaemon) -> Iterator[str]:
 
 
 def scrape(url: str) -> str:
-    text: str = urllib.request.urlopen(url, timeout=10).read().decode()
+    text: str = urllib.request.urlopen(url, timeout=TIMEOUT_S).read().decode()
     return text
 
 
@@ -377,18 +377,20 @@ def test_an_exporter_without_a_daemon_reports_it_and_finds_it_again(tmp_path: Pa
 
 
 def test_it_closes_its_socket_when_it_ends(daemon: RunningDaemon) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-W", "always::ResourceWarning", "-m", "zeusctl.exporter"]
-        + ["--listen", "127.0.0.1:0"],
-        stderr=subprocess.PIPE,
-        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
-        text=True,
+    with ending(
+        subprocess.Popen(
+            [sys.executable, "-W", "always::ResourceWarning", "-m", "zeusctl.exporter"]
+            + ["--listen", "127.0.0.1:0"],
+            stderr=subprocess.PIPE,
+            env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+            text=True,
+        )
     ) as process:
         assert process.stderr is not None
         assert "serving at" in process.stderr.readline()
         process.terminate()
         assert process.stderr.read() == ""
-    assert process.returncode == 0
+        assert process.wait(TIMEOUT_S) == 0
 
 
 def test_scrapes_at_the_same_time_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from tests.support import RunningDaemon, configuration, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, configuration, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS, Ctl, as_nobody_says, spawn
 from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.client import Client
@@ -301,7 +301,7 @@ def test_watching_prints_again_until_ctrl_c(daemon: RunningDaemon) -> None:
         assert watcher.stdout is not None
         lines = [watcher.stdout.readline() for _ in range(4)]
         watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(20) == Exit.INTERRUPTED
+        assert watcher.wait(TIMEOUT_S) == Exit.INTERRUPTED
     assert lines == ["index,name\n", *["0,Tesla V100-PCIE-16GB\n"] * 3]
 
 
@@ -658,7 +658,7 @@ def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
             assert running.stdout is not None
             assert running.stdout.readline()
             os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-            assert running.wait(20) == Exit.INTERRUPTED, arguments
+            assert running.wait(TIMEOUT_S) == Exit.INTERRUPTED, arguments
 
 
 def test_a_bug_is_reported_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -704,7 +704,7 @@ def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
         assert recorder.stdout is not None
         assert recorder.stdout.readline().startswith("time,gpu")
         recorder.stdout.close()
-        assert recorder.wait(20) == 0
+        assert recorder.wait(TIMEOUT_S) == 0
         assert recorder.stderr is not None
         assert recorder.stderr.read() == ""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import RunningDaemon, configuration, running_daemon, wait_for
+from tests.support import RunningDaemon, configuration, ending, running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, as_nobody_says
 from zeus.exceptions import ZeusArgumentError
 from zeus.monitor import Measurement, ZeusMonitor, receipt
@@ -156,27 +156,24 @@ def test_a_second_process_is_named(bench: Bench) -> None:
     since_ns = time.monotonic_ns()
     bench.stop()
     arguments = [sys.executable, "-c", OTHER, bench.path, bench.gpu]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as other:
-        try:
-            assert other.stdout is not None
-            other.stdout.readline()
-            # Processes are listed each second: then, this one's work has ended before.
-            bench.settles(
-                lambda one: (
-                    [f"process {other.pid} of " in each.who for each in one.gpus[0].occupants]
-                    == [one.valid]
-                    == [True]
-                ),
-                "the other process alone",
-            )
-            for pid, second in ((os.getpid(), other.pid), (other.pid, os.getpid())):
-                found = bench.receipt(since_ns, subject=Subject("process", str(pid)))
-                too = [reason for reason in found.reasons if "used it, too" in reason]
-                assert [f"process {second} of " in reason for reason in too] == [True]
-                own = [one.who for one in found.gpus[0].occupants if one.own]
-                assert [f"process {pid} of " in who for who in own] == [True]
-        finally:
-            other.kill()
+    with ending(subprocess.Popen(arguments, stdout=subprocess.PIPE)) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        # Processes are listed each second: then, this one's work has ended before.
+        bench.settles(
+            lambda one: (
+                [f"process {other.pid} of " in each.who for each in one.gpus[0].occupants]
+                == [one.valid]
+                == [True]
+            ),
+            "the other process alone",
+        )
+        for pid, second in ((os.getpid(), other.pid), (other.pid, os.getpid())):
+            found = bench.receipt(since_ns, subject=Subject("process", str(pid)))
+            too = [reason for reason in found.reasons if "used it, too" in reason]
+            assert [f"process {second} of " in reason for reason in too] == [True]
+            own = [one.who for one in found.gpus[0].occupants if one.own]
+            assert [f"process {pid} of " in who for who in own] == [True]
 
 
 def test_a_gap_in_the_sensors_is_named(bench: Bench, node: SimulatedNode) -> None:

@@ -30,6 +30,7 @@ from tests.fake_amdsmi.double import (
 )
 from tests.support import (
     ALL_MAY,
+    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     public_directory,
@@ -248,7 +249,7 @@ def test_the_helper_restores_what_a_killed_zeusd_left(
         capture_output=True,
         text=True,
         env={**os.environ, **double.env},
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     assert "restored to 750 W" in done.stderr

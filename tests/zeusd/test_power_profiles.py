@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble, mask_of
-from tests.support import RunningDaemon, public_directory, running_daemon, script, wait_for
+from tests.support import (
+    TIMEOUT_S,
+    RunningDaemon,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
 from tests.zeusd.test_restore import INSTALL
 from zeus_ipc.errors import LeaseHeld
 from zeusctl.cli import main
@@ -141,7 +148,7 @@ def test_without_a_daemon_the_helper_clears_profiles_of_dead_processes(
                 capture_output=True,
                 text=True,
                 env={**os.environ, **double.env},
-                timeout=60,
+                timeout=TIMEOUT_S,
             )
             assert done.returncode == 0, done.stderr
             assert "restored to balanced, hpc" in done.stderr

@@ -15,6 +15,7 @@ import pytest
 
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
+    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     public_directory,
@@ -81,7 +82,7 @@ class Wreck:
             capture_output=True,
             text=True,
             env={**os.environ, **self.double.env},
-            timeout=60,
+            timeout=TIMEOUT_S,
         )
 
     def written(self) -> list[tuple[str, int, int]]:
@@ -255,7 +256,7 @@ def test_a_stuck_gpu_delays_no_other(wreck: Wreck) -> None:
             *("--state-dir", str(wreck.daemon.state_dir)),
         ],
         env={**os.environ, **wreck.double.env},
-        timeout=30,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 1
     assert wreck.limits() == [150_000, LIMIT]

@@ -15,7 +15,7 @@ import zmq
 from tests import needs
 from tests.docs.pages.following import DOCS
 from tests.snippets import ROOT, every
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, running_daemon, wait_for
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.replies import ErrorBody, HeartbeatResult, NodeInfo
 from zeus_ipc.requests import request_adapter
@@ -70,7 +70,7 @@ def test_zeusd_answers_with_these_bytes(daemon: RunningDaemon) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.RCVTIMEO, 30_000)
+        dealer.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
         dealer.connect(f"ipc://{daemon.socket}")
         answer: dict[str, Any] = {}
         compared = 0
@@ -139,7 +139,7 @@ def _limit_w(daemon: RunningDaemon) -> float:
 
 def test_it_prints_what_the_page_shows(folder: Path, daemon: RunningDaemon) -> None:
     ran = _limit(folder, daemon, "150", "0")
-    printed, complaint = ran.communicate(timeout=60)
+    printed, complaint = ran.communicate(timeout=TIMEOUT_S)
     assert (ran.returncode, complaint) == (0, "")
     (shown,) = (block for block in every(PAGE) if block.language == "text")
     assert printed == shown.source
@@ -170,6 +170,6 @@ def test_heartbeats_keep_its_lease_and_its_death_ends_it(
 
 def test_it_says_what_zeusd_refused(folder: Path, daemon: RunningDaemon) -> None:
     ran = _limit(folder, daemon, "50", "0")
-    _, complaint = ran.communicate(timeout=60)
+    _, complaint = ran.communicate(timeout=TIMEOUT_S)
     assert ran.returncode == 1
     assert "outside 100 to 250 W" in complaint

@@ -419,8 +419,8 @@ def test_waiting_for_a_peer_is_measured_in_a_process_that_was_forked(
     queue = context.Queue()
     process = context.Process(target=_measure_in_a_child, args=(daemon.socket, queue))
     process.start()
-    seconds, joules, text = queue.get(timeout=60)
-    process.join(60)
+    seconds, joules, text = queue.get(timeout=TIMEOUT_S)
+    process.join(TIMEOUT_S)
     assert seconds > 0
     assert joules >= 0
     assert text.startswith("Measurement(time=")

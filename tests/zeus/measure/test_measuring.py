@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import for_users
+from tests.support import TIMEOUT_S, for_users
 from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeus.measure import EnergyCallback, measure_energy
@@ -124,7 +124,7 @@ def test_threads_and_tasks_that_share_a_block_measure_their_own_time(node: Virtu
     def outer() -> None:
         with shared as window:
             entered.set()
-            assert left.wait(30)
+            assert left.wait(TIMEOUT_S)
             node.clock.sleep(5)
         found["thread"] = window.time
 
@@ -133,7 +133,7 @@ def test_threads_and_tasks_that_share_a_block_measure_their_own_time(node: Virtu
     with shared as window:
         node.clock.sleep(1)
         thread.start()
-        assert entered.wait(30)
+        assert entered.wait(TIMEOUT_S)
     found["main"] = window.time
     left.set()
     thread.join()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import script, wait_for
+from tests.support import TIMEOUT_S, script, wait_for
 from tests.zeus.gateway import Double, Series
 from tests.zeus.metric.metrics import GPU_J, IDLE_W, POWER_W, pushed
 
@@ -76,7 +76,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         assert process.stdout is not None
         least_s, most_s = map(float, process.stdout.readline().split())
         asked = double.asked
-        _, errors = process.communicate("\n", timeout=30)
+        _, errors = process.communicate("\n", timeout=TIMEOUT_S)
     yield Ended(double, (least_s, most_s), asked, process.returncode, errors)
     double.close()
 
@@ -114,7 +114,7 @@ def test_a_hanging_gateway_does_not_keep_the_process(double: Double, tmp_path: P
         process.stdout.readline()
         process.stdin.close()
         wait_for(lambda: double.asked == 3, "the last pushes")
-        assert process.wait(30) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert process.stderr is not None
         assert process.stderr.read().count("was not pushed within 3 s") == 3
     assert not double.pushes

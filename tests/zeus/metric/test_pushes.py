@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from tests.zeus.gateway import Double, Series
 from tests.zeus.metric.metrics import (
     GPU_J,
@@ -36,7 +36,7 @@ from zeusd.nodes import OpenedNode
 
 
 def scrape(address: str) -> Series:
-    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=TIMEOUT_S) as answer:
         return Series(answer.read().decode())
 
 
@@ -142,12 +142,12 @@ def test_a_window_that_waits_for_its_gpu_is_not_counted_twice(
         piece = estimate(key)
         _ = piece.gpu_energy
         looked.set()
-        ended.wait(10)
+        ended.wait(TIMEOUT_S)
         return piece
 
     node.clock.sleep(10)
     monkeypatch.setattr(node.monitors[-1], "estimate", slow)
-    assert looked.wait(10)
+    assert looked.wait(TIMEOUT_S)
     node.clock.sleep(5)
     one.end_window("a")  # while the thread holds a piece of it
     truth_j = node.nvml.true_energy_j(1) - before_j

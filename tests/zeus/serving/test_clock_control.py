@@ -134,7 +134,7 @@ def test_statistics_that_stop(daemon: RunningDaemon, engine: EngineProcess) -> N
 def test_an_engine_that_ends(daemon: RunningDaemon, engine: EngineProcess) -> None:
     wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
     engine.say("quit")
-    assert engine.process.wait(30) == 0
+    assert engine.process.wait(TIMEOUT_S) == 0
     assert restored(daemon)
 
 

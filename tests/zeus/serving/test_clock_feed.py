@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import as_nobody, public_directory, running_daemon, wait_for
+from tests.support import TIMEOUT_S, as_nobody, public_directory, running_daemon, wait_for
 from zeus.serving import Queue, Step
 from zeus.serving.clock_requests import ClockPasses
 from zeus.serving.command import main
@@ -185,7 +185,7 @@ def test_the_command_beside_an_engine() -> None:
             wait_for(lambda: clock() == 0, "the highest clock when messages stop", 5.0)
             serving_until(lambda: 0 < clock() < 1200, "a lower clock again")
             command.send_signal(signal.SIGTERM)
-            assert command.wait(30) == 0
+            assert command.wait(TIMEOUT_S) == 0
             assert clock() == 0
             assert len(json.loads(state.read_text())["stretch"]) >= 3
             command = begin()

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, ending, running_daemon, wait_for
 from tests.zeusctl.kubernetes.api_server import ApiServer
 from tests.zeusctl.kubernetes.node import NODE, Kubelet, a_pod, a_slice, claim, pod_resources
 from zeus_ipc import Client
@@ -244,10 +244,10 @@ def test_an_init_container_waits_until_the_limit_is_in_force(
     path = f"{tmp_path}:{os.environ['PATH']}"
     uid = pod["metadata"]["uid"]
     env = {**os.environ, "PATH": path, "POD_UID": uid, "ZEUSD_SOCK_PATH": daemon.socket}
-    with subprocess.Popen(container["command"], env=env) as waiting:
+    with ending(subprocess.Popen(container["command"], env=env)) as waiting:
         cluster.start("research")
         cluster.run(pod, 1)
-        assert waiting.wait(40) == 0
+        assert waiting.wait(TIMEOUT_S) == 0
         assert cluster.limits() == [HIGHEST_W, 150]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from tests.support import TIMEOUT_S
 from zeus_common.simulation import SimulatedNode
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import DeviceError
@@ -239,7 +240,7 @@ def test_a_senseless_message_is_refused_and_the_devices_continue(
     devices: str, message: dict[str, Any]
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hostile:
-        hostile.settimeout(10)
+        hostile.settimeout(TIMEOUT_S)
         hostile.connect(devices)
         hostile.send(msgpack.packb(message))
         assert "error" in msgpack.unpackb(hostile.recv(4096))
@@ -291,7 +292,7 @@ def test_a_client_that_came_without_a_descriptor_to_spare_is_served_later(tmp_pa
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert done.stdout.strip() == "True"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.support import NOBODY, public_directory
+from tests.support import NOBODY, TIMEOUT_S, public_directory
 from zeusd.runtime.control_groups import (
     MOUNTS,
     ControlGroup,
@@ -251,7 +251,7 @@ def job_of_a_client(own: Path, name: str, made: str) -> Iterator[str]:
         listening.bind(path)
         os.chmod(path, 0o777)
         listening.listen()
-        listening.settimeout(20)
+        listening.settimeout(TIMEOUT_S)
         client = subprocess.Popen(
             [
                 *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ending
 from tests.zeusd.ledger.world import START_NS, Gpu, ReadAccounts, World
 from zeus_common.units import SECOND_NS
 from zeus_ipc.replies import Usage
@@ -107,10 +108,12 @@ def test_the_kernel_counts_a_jobs_time() -> None:
         use = CpuUse()
         use.read()
         code = "import sys, time\nsys.stdin.readline()\nwhile time.process_time() < 0.2: pass\n"
-        with subprocess.Popen(
-            [sys.executable, "-c", code + "print()\nsys.stdout.flush()\nsys.stdin.readline()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+        with ending(
+            subprocess.Popen(
+                [sys.executable, "-c", code + "print()\nsys.stdout.flush()\nsys.stdin.readline()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         ) as job:
             assert job.stdin is not None
             assert job.stdout is not None

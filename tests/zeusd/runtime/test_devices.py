@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from zeus_ipc.controls import Control
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.runtime.devices import UNSUPPORTED_AFTER, DeviceFinder, Found, Inspector
@@ -88,9 +88,9 @@ def test_a_gpu_that_appears_after_the_driver_is_found(
         finder = DeviceFinder(nvml, found.put, lambda: "driver", retry_s=0.01)
         started.append(finder)
         finder.start()
-        assert finder.first_attempt_over.wait(30)
+        assert finder.first_attempt_over.wait(TIMEOUT_S)
         assert "has no GPU" in str(finder.error)
-    assert len(found.get(timeout=30).gpus) == 1
+    assert len(found.get(timeout=TIMEOUT_S).gpus) == 1
     wait_for(lambda: finder.error is None, "the trouble to be over")
 
 
@@ -108,7 +108,7 @@ def test_the_finder_looks_again_until_everything_is_known(started: list[DeviceFi
     finder = DeviceFinder(nvml, on_found, lambda: "driver", retry_s=0.01)
     started.append(finder)
     finder.start()
-    assert known.wait(30)
+    assert known.wait(TIMEOUT_S)
     assert "power_limit" not in found[0].gpus[0][0].info.controls
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.support import public_directory, running_daemon, wait_for
+from tests.support import ending, public_directory, running_daemon, wait_for
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import LeaseHeld
 from zeusd import embed
@@ -42,11 +42,13 @@ def test_a_lock_excludes_engines_of_this_process_and_of_others(tmp_path: Path) -
     assert second.initial("GPU-0") == {}
     assert first.take("GPU-0", {Control.POWER_LIMIT: (250_000,)}) is None
     assert second.initial("GPU-0") == {Control.POWER_LIMIT: (250_000,)}
-    with subprocess.Popen(
-        [sys.executable, "-c", OTHER, directory],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    with ending(
+        subprocess.Popen(
+            [sys.executable, "-c", OTHER, directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "taken\n"

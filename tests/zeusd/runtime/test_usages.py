@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from zeus_ipc import replies
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.requests import Allocate, GetUsage
@@ -43,7 +43,7 @@ class Ledger:
         return self._submit(LedgerCall(self._next(), request))
 
     def answer(self) -> tuple[int, object]:
-        return self.answers.get(timeout=60)
+        return self.answers.get(timeout=TIMEOUT_S)
 
     def closed(self, conn: int) -> None:
         self.accounting.closed(conn)
@@ -161,7 +161,7 @@ def test_beyond_a_burst_a_user_has_a_share_of_the_time(
     wait_for(lambda: steps[FLOODER] >= 100, "the burst")
     for ticket in range(1, 6):
         one.submit(LedgerCall(ticket, request, HONEST, HONEST))
-        assert answers.get(timeout=60) == ticket
+        assert answers.get(timeout=TIMEOUT_S) == ticket
     assert steps[HONEST] == 50
     assert steps[FLOODER] <= 200
     one.stop()

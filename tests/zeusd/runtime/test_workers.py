@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import TIMEOUT_S
 from zeus_ipc.controls import Control
 from zeusd.core.effects import Read, ReadingMade, Write
 from zeusd.core.entries import PendingRestore
@@ -37,12 +38,12 @@ class Worker:
 
     def ask(self, call: Read | Write) -> Any:
         self.worker.submit(call)
-        ticket, result = self._done.get(timeout=30)
+        ticket, result = self._done.get(timeout=TIMEOUT_S)
         assert ticket == call.ticket
         return result
 
     def next(self) -> tuple[int, object]:
-        return self._done.get(timeout=30)
+        return self._done.get(timeout=TIMEOUT_S)
 
     def write(self, watts: float, *expected_w: int) -> Any:
         expected = tuple((one * 1000,) for one in expected_w)
@@ -142,7 +143,7 @@ def test_a_restore_is_not_queued_behind_readers_and_equal_reads_are_one_call(
     all_wait, sensors = threading.Event(), worker.nvml.sensors
 
     def gated(gpu: Any) -> Any:
-        assert all_wait.wait(30)
+        assert all_wait.wait(TIMEOUT_S)
         return sensors(gpu)
 
     monkeypatch.setattr(worker.nvml, "sensors", gated)

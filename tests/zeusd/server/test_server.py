@@ -17,7 +17,7 @@ import msgpack
 import pytest
 import zmq
 
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from tests.zmtp_peer import command, exactly, frame, has_ended, hello, message, shaken
 from zeus_ipc.replies import ErrorBody, UserLoad
 from zeus_ipc.requests import Request
@@ -91,7 +91,7 @@ class Running:
             done.set()
 
         self.reactor.post(run)
-        assert done.wait(10)
+        assert done.wait(TIMEOUT_S)
         return found[0]
 
     def users(self) -> list[UserLoad]:
@@ -101,7 +101,7 @@ class Running:
     def close(self) -> None:
         self.on_loop(self.server.stop)
         self.reactor.stop()
-        self._thread.join(10)
+        self._thread.join(TIMEOUT_S)
         for listening in self._listening:
             listening.close()
         self.reactor.close()
@@ -152,8 +152,9 @@ def dealer(
     context: zmq.Context[zmq.Socket[bytes]], path: str, kind: int = zmq.DEALER
 ) -> zmq.Socket[bytes]:
     made = context.socket(kind)
-    for option, value in ((zmq.LINGER, 0), (zmq.RCVTIMEO, 10_000), (zmq.RECONNECT_IVL, 10)):
-        made.setsockopt(option, value)
+    made.setsockopt(zmq.LINGER, 0)
+    made.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
+    made.setsockopt(zmq.RECONNECT_IVL, 10)
     made.connect(f"ipc://{path}")
     return made
 
@@ -178,10 +179,10 @@ def test_a_named_dealer_and_one_with_heartbeats_of_libzmqs_own(
     peers = []
     for _ in range(2):
         peer = context.socket(zmq.DEALER)
-        peer.setsockopt(zmq.RCVTIMEO, 10_000)
+        peer.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
         peer.routing_id = b"the same"
         peer.setsockopt(zmq.HEARTBEAT_IVL, 20)
-        peer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2_000)
+        peer.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * TIMEOUT_S))
         peer.connect(f"ipc://{running.path}")
         peers.append(peer)
     for number in range(5):
@@ -219,7 +220,7 @@ def test_a_client_is_served_again_after_the_servers_restart(
 
 def subscriber(context: Any, path: str, *topics: bytes) -> Any:
     made = context.socket(zmq.SUB)
-    made.setsockopt(zmq.RCVTIMEO, 10_000)
+    made.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
     for topic in topics:
         made.subscribe(topic)
     made.connect(f"ipc://{path}.stream")
@@ -276,7 +277,7 @@ def test_an_attacker_is_disconnected_and_logged_once_and_others_are_unaffected(
     for round_ in range(3):
         with socket.socket(socket.AF_UNIX) as attacker:
             attacker.connect(running.path)
-            attacker.settimeout(10)
+            attacker.settimeout(TIMEOUT_S)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 attacker.sendall(attack)
             wait_for(lambda stream=attacker: has_ended(stream), "the attacker to be closed")
@@ -447,7 +448,7 @@ def test_a_handshake_that_zeusd_has_not_read_is_not_slow(
 
             late = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
             for stream in late:
-                stream.settimeout(30)
+                stream.settimeout(TIMEOUT_S)
                 stream.connect(running.path)
                 stream.sendall(hello() + frame(ask(2)))
             wait_for(lambda: running.on_loop(all_wait), "zeusd to know that there is something")

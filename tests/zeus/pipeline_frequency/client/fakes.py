@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support import TIMEOUT_S
+
 
 class Store:
     """A key-value store of torch.distributed's kind."""
@@ -105,7 +107,7 @@ class FakeServer:
                 length = int(self.headers.get("content-length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
                 if server.silent.is_set():
-                    server.stopping.wait(60)
+                    server.stopping.wait(TIMEOUT_S)
                 status, content = server.answer(method, self.path, body)
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
