@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.seeds import fresh
+from tests.seeds import fresh, tries
 from tests.zeus.pipeline_frequency.instances import KINDS, Instance, random_instance
 from tests.zeus.pipeline_frequency.timeline import Execution, timeline, totals
 from zeus.exceptions import PipelineFrequencyError
@@ -66,7 +66,7 @@ def _every(instance: Instance) -> list[tuple[float, float, Stages]]:
 def test_a_plan_within_a_bound_is_hardly_slower_than_the_best_of_all(kind: str) -> None:
     rnd = random.Random(fresh())
     late, dear = [], []
-    for _ in range(3):
+    for _ in range(tries(3)):
         instance = random_instance(rnd, kind, small=True)
         every = [(*one, _peak_w(instance, one[2])) for one in _every(instance)]
         peaks = [peak_w for *_, peak_w in every]
@@ -88,8 +88,8 @@ def test_a_plan_within_a_bound_is_hardly_slower_than_the_best_of_all(kind: str) 
         dear.append(plan.energy_j / least_j - 1)
     # 88 and 87 of 90 are the very best, and the worst are 1.8 and 0.6 % off.
     assert min(late + dear) > -1e-9
-    assert sum(late) / 3 < 0.03
-    assert sum(dear) / 3 < 0.03
+    assert sum(late) / len(late) < 0.03
+    assert sum(dear) / len(dear) < 0.03
 
 
 @pytest.mark.parametrize("seed", [214, 219, 238])
