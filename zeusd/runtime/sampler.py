@@ -63,6 +63,7 @@ class Sampler:
             self._added_ns[name] = self._clock_ns()
             self._paused.discard(name)
             self._rotation = {**self._rotation, name: source}
+        self._awaken()
 
     def pause(self, names: Iterable[str], timeout_s: float) -> bool:
         """Stops reading these until they are added again. Their history remains available.
@@ -102,6 +103,11 @@ class Sampler:
             if now_ns - max(ends_ns, added_ns) > LATE_NS + LATE_PERIODS * source.period_ns:
                 why = TimeoutError("a call to the driver does not return")
                 yield name, ends_ns, why if name in self._stuck else source.failure
+
+    def stream(self, names: frozenset[str]) -> None:
+        """Reads exactly these at each tick, and publishes what they show."""
+        self.streamed = names
+        self._awaken()
 
     def hurry(self, name: str) -> None:
         """Requests a call of `on_tick` at this source's next tick."""
@@ -206,12 +212,14 @@ class Sampler:
         clock_ns, wake = self._clock_ns, self._wake
         while not self._stopped:
             self._wakes_ns = sys.maxsize  # a request that comes now may not be considered
-            # Longest time until a new device is noticed.
-            next_ns, latest_ns = self.next_ns, clock_ns() + 50_000_000
-            self._wakes_ns = latest_ns if next_ns is None else min(next_ns, latest_ns)
-            wait_s = (self._wakes_ns - clock_ns()) / 1e9
-            if wait_s > 0:
-                wake.acquire(timeout=wait_s)
+            next_ns = self.next_ns
+            if next_ns is None:
+                wake.acquire()
+            else:
+                self._wakes_ns = next_ns
+                wait_s = (next_ns - clock_ns()) / 1e9
+                if wait_s > 0:
+                    wake.acquire(timeout=wait_s)
             for name, source in self._rotation.items():
                 now_ns = clock_ns()
                 if self._due(name, source, now_ns):
@@ -234,3 +242,4 @@ class Sampler:
             self._stuck.discard(name)
             if self._sources.get(name) is source and name not in self._paused:
                 self._rotation = {**self._rotation, name: source}
+        self._awaken()

@@ -243,9 +243,10 @@ class Sampling:
 
     def stream(self, names: Iterable[str]) -> None:
         """Publish the samples of exactly these sources from now on."""
-        self.sampler.streamed = frozenset(names)
-        for name in self.sampler.streamed:
+        streamed = frozenset(names)
+        for name in streamed:
             self._begin(name)
+        self.sampler.stream(streamed)
 
     def check(self) -> None:
         """Periodic work; call it every `CHECK_S`."""

@@ -167,15 +167,6 @@ def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> N
     assert t_ns - source.history.ends_ns < 20_000_000  # an update
 
 
-@pytest.mark.parametrize(("after_ns", "woken"), [(-1, True), (0, False)])
-def test_the_thread_is_woken_only_if_it_would_wake_too_late(after_ns: int, woken: bool) -> None:
-    node = Sampled("v100:setter_ms=0")
-    node.clock.sleep(2)
-    node.sampler._wakes_ns = node.sources[0].next_read_ns - after_ns
-    node.sampler.hurry(next(node.sampler.names()))
-    assert node.sampler._wake.acquire(blocking=False) is woken
-
-
 def test_the_last_ticks_are_in_the_history_after_a_stop() -> None:
     node = Sampled("v100:setter_ms=0")
     node.clock.sleep(9.7)
@@ -433,6 +424,44 @@ class _Blocked:
         self.reads += 1
         self.answers.wait()
         self.next_read_ns = time.monotonic_ns() + 1_000_000
+
+
+class _Patient:
+    """A source whose readings may wait for an hour if nobody awaits its next change."""
+
+    history = History(memoryview(bytearray(SIZE)))
+
+    def __init__(self) -> None:
+        self.next_tick_ns = time.monotonic_ns()
+        self.next_read_ns = self.next_tick_ns + 3600 * 10**9
+        self.reads = self.looks = 0
+
+    @property
+    def latest_read_ns(self) -> int:
+        self.looks += 1
+        return self.next_read_ns
+
+    def read(self, *_: bool) -> None:
+        self.reads += 1
+        self.next_tick_ns = self.next_read_ns
+
+
+def test_the_thread_sleeps_until_something_is_due_or_somebody_waits() -> None:
+    reads = Sampler(lambda name: None, lambda name, sample: None)
+    reads.start()
+    asks = (lambda: None), (lambda: reads.hurry("1")), (lambda: reads.stream(frozenset({"2"})))
+    found = [_Patient() for _ in asks]
+    for name, source in enumerate(found):
+        reads.add(str(name), cast("Source", source))
+    wait_for(lambda: found[2].looks, "the thread to know all")
+    looks = found[0].looks
+    time.sleep(0.3)
+    assert found[0].looks <= looks + 1  # for the last of them
+    for source, ask in zip(found, asks, strict=True):
+        ask()
+        wait_for(lambda: source.reads or ask is asks[0], "what is awaited to be read")
+    assert [source.reads for source in found] == [0, 1, 1]
+    reads.stop()
 
 
 def test_a_thread_that_cannot_be_replaced_now_is_replaced_later(
