@@ -635,6 +635,7 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
         } else if (asked == 0) {
             int64_t current;
             integrate(g, now_ns());
+            settle(g);
             const int64_t *slow = slow_field(g, f->field, &current);
             if (!slow) continue;
             f->type = f->field < 190 || f->field > 192 ? 3 : 1;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,11 @@ NVIDIA = ("0x10de", ("0x03",))
 AMD = ("0x1002", ("0x0380", "0x1200"))
 """PCI vendors, and the first digits of their GPUs' PCI class. AMD's display chips, which many
 servers have, do not count."""
+
+
+_BORROWED = [name for name in vars(Backend) if name[0] != "_" and name not in ("init", "shutdown")]
+"""Methods of the vendor's backend, which `FoundBackend` has as its own: the sampler calls them all
+the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +90,6 @@ class FoundBackend:
             self._backend.shutdown()
             self._inits = max(0, self._inits - 1)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(self._backend, name)
-        return found
-
     def _nothing_there(self) -> bool:
         options = self._options
         if options.nvidia_library is not None or options.amd_library is not None:
@@ -125,7 +125,10 @@ class FoundBackend:
             sysfs=options.sysfs,
             simulated=False,
         )
-        return self._backends[vendor]
+        backend = self._backends[vendor]
+        for name in _BORROWED:
+            setattr(self, name, getattr(backend, name))
+        return backend
 
 
 def _open(vendor: str, options: Options) -> Backend:

@@ -349,9 +349,11 @@ def _has(source: Source, look_up: LookUp) -> bool:
         return False
     if not isinstance(look_up.query, WindowsQuery) or not look_up.query.limited:
         return True
+    if not history.limited.ends_ns or history.limited.read_ns >= until_ns:
+        return True
     if isinstance(source, GpuSource):
         source.limited_until_ns = max(source.limited_until_ns, until_ns)
-    return not history.limited.ends_ns or history.limited.read_ns >= until_ns
+    return False
 
 
 def _silent(source: Source, now_ns: int) -> bool:

@@ -57,11 +57,6 @@ def describe_sample(name: str, sample: TickReading) -> replies.Sample:
     )
 
 
-def lowest(*limits_mw: int | None) -> int | None:
-    """The lowest limit that is known, mW; None: none is. Some drivers answer 0 if they lack one."""
-    return min(filter(None, limits_mw), default=None)
-
-
 class Source(Protocol):
     """A device whose energy is sampled."""
 
@@ -183,9 +178,9 @@ class GpuSource:
     def _read(self, streamed: bool, awaited: bool) -> Edge | None:
         channel, sensors, counted = self._channel, None, None
         try:
-            samples = self._samples()
+            samples = None if channel.sampled_ns is None else self._samples(channel.sampled_ns)
             now_ns = self._clock_ns()
-            due = self._due(now_ns, streamed)
+            due = now_ns >= self._slow_at_ns and self._due(now_ns, streamed)
             if samples is None or channel.lacks(samples) or now_ns >= self._counter_at_ns:
                 sensors = counted = self._nvml.sensors(self._handle, True, due)
                 # Time between readings of the energy counter where power is known otherwise.
@@ -218,11 +213,8 @@ class GpuSource:
             self.failure = None
         return edge
 
-    def _samples(self) -> list[tuple[int, int]] | None:
+    def _samples(self, since_ns: int) -> list[tuple[int, int]] | None:
         """The driver's newest samples of power; None: it has none that can be used."""
-        since_ns = self._channel.sampled_ns
-        if since_ns is None:
-            return None
         try:
             found = self._nvml.power_samples(self._handle, since_ns)
         except DeviceError as error:
@@ -237,16 +229,15 @@ class GpuSource:
 
     def _due(self, t_ns: int, streamed: bool) -> bool:
         """Whether the values that are read once a second are due."""
-        limited = self._channel.limited
-        waits = limited.ends_ns > 0 and limited.read_ns < self.limited_until_ns
-        row_ns = 0 if streamed or waits else self._channel.next_row_ns
-        return t_ns >= max(self._slow_at_ns, row_ns)
+        channel = self._channel
+        waits = channel.limited.read_ns < self.limited_until_ns
+        return streamed or waits or t_ns >= channel.next_row_ns
 
     def _read_slow(self, sensors: SensorValues) -> None:
         nvml = self._nvml
         self._channel.limited.add(sensors.t_ns, sensors.limited_ns)
-        enforced_mw = self._optional(nvml.enforced_power_limit_mw, 31)
-        limit_mw = lowest(enforced_mw, sensors.current_limit_mw)
+        # A few drivers answer 0 if they lack the field.
+        limit_mw = sensors.current_limit_mw or self._optional(nvml.enforced_power_limit_mw, 31)
         gpu_mhz, memory_mhz = map(self._optional, (nvml.gpu_clock_mhz, nvml.memory_clock_mhz))
         if self._watch is not None:
             requested_mw = sensors.requested_limit_mw or limit_mw
@@ -317,7 +308,7 @@ class SharedGpuSource(GpuSource):
         self.latest_read_ns = self.next_read_ns + SHARED_PERIOD_NS // 2
         if t_ns <= self.history.ends_ns:
             return None
-        if self._due(t_ns, streamed):
+        if t_ns >= self._slow_at_ns and self._due(t_ns, streamed):
             self._slow_at_ns = t_ns + STREAMED_SLOW_NS
             self._read_slow(SensorValues(t_ns, None, 0, None, None))
         edge = Edge(t_ns, 0, 0, 0, 0)

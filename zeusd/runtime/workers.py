@@ -40,7 +40,6 @@ from zeusd.runtime.activity import ActivityReader, Listed
 from zeusd.runtime.devices import attempt
 from zeusd.runtime.processes import command_of, job_of_process, owner_of
 from zeusd.runtime.reactor import Wake
-from zeusd.runtime.sources import lowest
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +65,9 @@ def read_state(nvml: Backend, gpu: Handle) -> GpuState:
     power_mw = None if sensors is None else sensors.power_instant_mw
     gpu_mhz = attempt(nvml.gpu_clock_mhz, gpu, failed=failed)
     temperature_c = attempt(nvml.temperature_c, gpu, failed=failed)
-    enforced_mw = attempt(nvml.enforced_power_limit_mw, gpu)
-    if sensors is not None:
-        enforced_mw = lowest(enforced_mw, sensors.current_limit_mw)
+    enforced_mw = None if sensors is None else sensors.current_limit_mw
+    if not enforced_mw:  # a few drivers answer 0 if they lack it
+        enforced_mw = attempt(nvml.enforced_power_limit_mw, gpu)
     silent = all(one is None for one in (limit, power_mw, gpu_mhz, temperature_c))
     return GpuState(
         t_ns=time.monotonic_ns(),

@@ -11,7 +11,8 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,6 @@ _TOO_MUCH_MW, _TOO_MUCH_MJ = 20_000_000, 1 << 63
 _UNION = ("d", "I4x", "Q", "Q", "q", "i4x", "H6x")
 """Layout of the value by nvmlValueType_t: double, unsigned int, unsigned long, and so on."""
 
-_Field = tuple[int, int]
-_GPU_ENERGY: _Field = (_ENERGY, _GPU)
-_GPU_INSTANT: _Field = (_INSTANT, _GPU)
-_GPU_AVERAGE: _Field = (_AVERAGE, _GPU)
-_MEMORY_AVERAGE: _Field = (_AVERAGE, _MEMORY)
-_MODULE_INSTANT: _Field = (_INSTANT, _MODULE)
-_MODULE_AVERAGE: _Field = (_AVERAGE, _MODULE)
-_REQUESTED_LIMIT: _Field = (192, _GPU)
-_CURRENT_LIMIT: _Field = (190, _GPU)
-
 _LIMITED = ((74,), (75, 252, 270), (77, 253, 271), (76,), (79,))
 """Field ids of the times in which the clocks were limited, ns, for each of `REASONS`: perf policy
 power, thermal, board limit, sync boost and reliability, with the hardware's thermal slowdown and
@@ -95,27 +86,54 @@ power brake, which have a counter of their own."""
 _RENUMBERED = (580, 82)
 """First driver that has these two at 270 and 271."""
 
-_WANTED: tuple[_Field, ...] = (
-    _GPU_ENERGY,
-    _GPU_INSTANT,
-    _GPU_AVERAGE,
-    _MEMORY_AVERAGE,
-    _MODULE_INSTANT,
-    _MODULE_AVERAGE,
-    _REQUESTED_LIMIT,
-    _CURRENT_LIMIT,
-    *((number, _GPU) for numbers in _LIMITED for number in numbers),
-)
-_SLOW = {_GPU_AVERAGE, _MEMORY_AVERAGE, *_WANTED[6:]}
-"""Those that are read about once a second."""
+_REQUESTED_LIMIT, _CURRENT_LIMIT = 192, 190
 
-_PLACES = {
-    field: (place, _TOO_MUCH_MW if 0 < place < 8 else _TOO_MUCH_MJ)
-    for place, field in enumerate(_WANTED)
-}
-"""Of each field: its place among them, and a value that is too much for it."""
+_PLACES = 8 + len(_LIMITED)
+"""Of what is read: energy, instant and average power, the memory's average, the module's instant
+and average, requested and current limit, and the times limited."""
 
-_LIMITED_PLACES = [[_PLACES[number, _GPU][0] for number in numbers] for numbers in _LIMITED]
+_NOT_LIMITED = (None,) * len(_LIMITED)
+
+
+@dataclass(slots=True)
+class _Field:
+    """A field of nvml.h that is wanted of one GPU.
+
+    Attributes:
+        place: Its place in what is read; fields of one place add up.
+        whole: The place of the same field of the whole GPU, if its scope is another.
+        slow: Whether it is read about once a second.
+        most: Values from this one on are too much for it.
+        served: Whether it was ever available.
+        refusals: How often it was not.
+    """
+
+    number: int
+    scope: int
+    place: int
+    whole: int | None = None
+    slow: bool = False
+    most: int = _TOO_MUCH_MW
+    served: bool = False
+    refusals: int = 0
+
+
+def _wanted(superchip: bool, renumbered: bool) -> list[_Field]:
+    fields = [
+        _Field(_ENERGY, _GPU, 0, most=_TOO_MUCH_MJ),
+        _Field(_INSTANT, _GPU, 1),
+        _Field(_AVERAGE, _GPU, 2, slow=True),
+        _Field(_AVERAGE, _MEMORY, 3, 2, slow=True),
+    ]
+    if superchip:
+        fields += [_Field(_INSTANT, _MODULE, 4, 1), _Field(_AVERAGE, _MODULE, 5, 2)]
+    fields += [_Field(_REQUESTED_LIMIT, _GPU, 6, slow=True)]
+    fields += [_Field(_CURRENT_LIMIT, _GPU, 7, slow=True)]
+    unused = (252, 253) if renumbered else (270, 271)
+    for place, numbers in enumerate(_LIMITED, 8):
+        used = (number for number in numbers if number not in unused)
+        fields += [_Field(number, _GPU, place, slow=True, most=_TOO_MUCH_MJ) for number in used]
+    return fields
 
 
 class _FieldPlan:
@@ -128,15 +146,11 @@ class _FieldPlan:
         types: The types of their values, as the driver last returned them.
         layout: Reads type, code and value of each.
         guard: Lock held while the structures are in use.
-        slow: Whether it has what is read about once a second.
         profiles: The GPU's workload power profiles, once they are known.
-        available: Fields that were ever available.
     """
 
-    def __init__(self, fields: Sequence[_Field]) -> None:
+    def __init__(self, fields: Iterable[_Field]) -> None:
         self.fields = [*fields]
-        self._wanted = tuple(fields)
-        self.slow = not _SLOW.isdisjoint(fields)
         self._parts: dict[tuple[bool, bool], _FieldPlan] = {}
         self.batch = True
         self.values: Any = ()
@@ -144,51 +158,44 @@ class _FieldPlan:
         self.layout = struct.Struct("")
         self.guard = threading.Lock()
         self.profiles: ProfileTable | None = None
-        self.available: set[_Field] = set()
-        self._refused: dict[_Field, int] = {}
         self._batch_refused = 0
 
-    @property
-    def serves_power(self) -> bool:
-        """Whether a power field, other than the memory's, was ever available."""
-        powers = (_INSTANT, _AVERAGE)
-        return any(field in powers and scope != _MEMORY for field, scope in self.available)
+    def serves(self, *places: int) -> bool:
+        """Whether a field of one of these places was ever available."""
+        return any(field.served and field.place in places for field in self.fields)
 
     def part(self, counter: bool, averages: bool) -> _FieldPlan:
         """The plan of readings without the counter, or without averages over time."""
         found = self._parts.get((counter, averages))
         if found is not None:
             return found
-        if counter and _GPU_INSTANT not in self.available:
+        if counter and not self.serves(1):
             return self  # there may be no other power
-        left_out = () if averages else _SLOW
-        fields = self.fields if counter else self._wanted[1:]
-        found = _FieldPlan([field for field in fields if field not in left_out])
+        found = _FieldPlan(
+            field
+            for field in self.fields
+            if (counter or field.number != _ENERGY) and (averages or not field.slow)
+        )
         self._parts[counter, averages] = found
         return found
 
-    def served(self, field: _Field) -> None:
-        self.available.add(field)
-        if field == _MODULE_INSTANT:
-            self._drop(_MODULE_AVERAGE)
+    def serve(self, field: _Field) -> None:
+        field.served = True
+        if field.place == 4:
+            self.fields = [one for one in self.fields if one.place != 5]
 
-    def refused(self, field: _Field) -> None:
-        if field in self.available:
-            return
-        self._refused[field] = self._refused.get(field, 0) + 1
-        if self._refused[field] >= _GIVE_UP_AFTER:
-            self._drop(field)
+    def refuse(self, field: _Field) -> None:
+        field.refusals += 1
+        if not field.served and field.refusals >= _GIVE_UP_AFTER:
+            self.fields = [one for one in self.fields if one is not field]
 
     def batch_failed(self, code: int) -> None:
         self._batch_refused += 1
+        served = any(field.served for field in self.fields)
         if code == Return.FUNCTION_NOT_FOUND or (
-            not self.available and self._batch_refused >= _GIVE_UP_AFTER
+            not served and self._batch_refused >= _GIVE_UP_AFTER
         ):
             self.batch = False
-
-    def _drop(self, field: _Field) -> None:
-        if field in self.fields:
-            self.fields.remove(field)
 
 
 class NvmlBackend(TabledControls):
@@ -481,9 +488,10 @@ class NvmlBackend(TabledControls):
             plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
         energy_mj, instant_mw, average_mw, memory_mw, module_mw, module_average_mw = found[:6]
-        if instant_mw is None and not plan.serves_power:
+        if instant_mw is None and not plan.serves(1, 2, 4, 5):
             # Drivers before R530 have a field for the energy, but only a call for the power.
             instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
+        limited_ns = tuple(found[8:])
         return SensorValues(
             t_ns,
             energy_mj,
@@ -492,7 +500,7 @@ class NvmlBackend(TabledControls):
             memory_mw,
             module_average_mw if module_mw is None else module_mw,
             took_ns,
-            _limited(found) if plan.slow else (),
+            () if limited_ns == _NOT_LIMITED else limited_ns,
             *found[6:8],
         )
 
@@ -630,11 +638,8 @@ class NvmlBackend(TabledControls):
         if plan is None:
             found = re.match(r"(\d+)\.(\d+)", self.driver_version())
             renumbered = found is None or tuple(map(int, found.groups())) >= _RENUMBERED
-            unused: set[object] = {252, 253} if renumbered else {270, 271}
-            if not _SUPERCHIP.search(self.name(gpu)):
-                unused |= {_MODULE_INSTANT, _MODULE_AVERAGE}
-            fields = [one for one in _WANTED if not unused & {one, one[0]}]
-            plan = self._plans.setdefault(key, _FieldPlan(fields))
+            superchip = _SUPERCHIP.search(self.name(gpu)) is not None
+            plan = self._plans.setdefault(key, _FieldPlan(_wanted(superchip, renumbered)))
         # Keeps the handle too, so that no other object can have its id.
         self._plan_of[id(gpu)] = gpu, plan
         return plan
@@ -661,25 +666,25 @@ class NvmlBackend(TabledControls):
         if found[::3] != plan.types:
             plan.types, plan.layout = _layout(found[::3])
             found = plan.layout.unpack(plan.values)
-        read: list[int | None] = [None] * len(_WANTED)
+        read: list[int | None] = [None] * _PLACES
         mishap = served = 0
-        for field, code, number in zip(tuple(fields), found[1::3], found[2::3], strict=True):
+        for field, code, number in zip(fields, found[1::3], found[2::3], strict=True):
             if code == 0:
-                place, too_much = _PLACES[field]
                 # Boards that do not measure the power of their memory or module return zero without
                 # an error, and drivers that know no scopes return the GPU's.
-                if field[1] != _GPU and number in (0, read[_PLACES[field[0], _GPU][0]]):
-                    plan.refused(field)
-                else:
-                    if field not in plan.available:
-                        plan.served(field)
-                    served += 1
-                    if number < too_much:
-                        read[place] = int(number)
+                if field.whole is not None and number in (0, read[field.whole]):
+                    plan.refuse(field)
+                    continue
+                served += 1
+                if not field.served:
+                    plan.serve(field)
+                if number < field.most:
+                    before = read[field.place]
+                    read[field.place] = int(number) if before is None else before + int(number)
             elif code in _LOST:
                 raise nvml_error(code, call)
             elif code in _REFUSALS:
-                plan.refused(field)
+                plan.refuse(field)
             else:
                 mishap = code
         if mishap and not served:
@@ -702,8 +707,8 @@ class NvmlBackend(TabledControls):
 
     def _field_array(self, fields: Sequence[_Field]) -> Any:
         array = (self._pynvml.c_nvmlFieldValue_t * len(fields))()
-        for value, (field_id, scope) in zip(array, fields, strict=True):
-            value.fieldId, value.scopeId = field_id, scope
+        for value, field in zip(array, fields, strict=True):
+            value.fieldId, value.scopeId = field.number, field.scope
         return array
 
     def _sensors_one_by_one(self, gpu: Handle) -> SensorValues:
@@ -722,16 +727,6 @@ class NvmlBackend(TabledControls):
             if error.code in _ABSENT:
                 return None
             raise
-
-
-def _limited(found: Sequence[int | None]) -> tuple[int | None, ...]:
-    """The time limited by each reason, from all that was read; empty: there is none."""
-    counted = [[found[place] for place in places] for places in _LIMITED_PLACES]
-    sums = tuple(
-        sum(ns or 0 for ns in parts) if any(ns is not None for ns in parts) else None
-        for parts in counted
-    )
-    return sums if any(ns is not None for ns in sums) else ()
 
 
 def _layout(types: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct]:
