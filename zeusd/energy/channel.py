@@ -222,12 +222,14 @@ class Channel:
             if not meter.plausible(then):
                 then = then._replace(energy_mj=None)
             edge = meter.advance(t_ns, SAMPLE_NS, passed_ns, then)
-            self._history.add(edge, meter.raw_mj, None, self.slow)
+            self._history.append(edge, self.slow)
         for t_ns, power_mw in samples:
             if t_ns - SAMPLED.lag_ns > self._history.ends_ns:
                 edge = meter.integrate(t_ns - SAMPLED.lag_ns, power_mw)
-                self._least_mw = min(self._least_mw, power_mw)
-                self._history.add(edge, meter.raw_mj, None, self.slow)
+                self._history.append(edge, self.slow)
+        self._least_mw = min(self._least_mw, *(power_mw for _, power_mw in samples))
+        if edge is not None:
+            self._history.keep(edge.counted_uj, meter.raw_mj)
         if sensors is not None:
             far = meter.follow(sensors.t_ns, sensors.energy_mj)
             self._far = self._far + 1.0 if far else max(0.0, self._far - FAR_FADES)
@@ -265,9 +267,13 @@ class Channel:
         return grown and sensors.t_ns < self._history.next_row_ns
 
     def _settle(self) -> None:
+        """Records the ticks whose energy was to be computed later."""
+        edge = None
         for sensors, tick, period_ns in self._deferred:
-            self._record(sensors, tick.t_ns, tick.ticks, period_ns)
+            edge = self._record(sensors, tick.t_ns, tick.ticks, period_ns) or edge
         self._deferred.clear()
+        if edge is not None:
+            self._history.keep(edge.counted_uj, self._meter.raw_mj)
 
     def _observe(self, sensors: SensorValues) -> Edge | None:
         self._scope.observe(sensors)
@@ -293,7 +299,10 @@ class Channel:
         tick = self._tracker.observe(sensors.t_ns, changed, sensors.took_ns)
         if tick is None or (tick.silent and not self._meter.stands_still(sensors)):
             return None
-        return self._record(sensors, tick.t_ns, tick.ticks, self._tracker.period_ns)
+        edge = self._record(sensors, tick.t_ns, tick.ticks, self._tracker.period_ns)
+        if edge is not None:
+            self._history.keep(edge.counted_uj, self._meter.raw_mj)
+        return edge
 
     def _record(
         self, sensors: SensorValues, t_ns: int, count: int, period_ns: int | None
@@ -313,5 +322,5 @@ class Channel:
         edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
         if period_ns is not None and last_ns:
             self._least_mw = min(self._least_mw, edge.level_mw)
-        self._history.add(edge, self._meter.raw_mj, self._meter.window_ns, self.slow)
+        self._history.append(edge, self.slow)
         return edge

@@ -38,7 +38,7 @@ TICK_ROWS = 20_000
 RECENT = 40
 """Number of newest ticks that are kept as lists, while no later one is added."""
 
-META = (PackedColumn("counted_uj", "q"), PackedColumn("raw", "q"), PackedColumn("window_ns", "q"))
+META = (PackedColumn("counted_uj", "q"), PackedColumn("raw", "q"))
 """State of the meter; only the last row is valid."""
 
 ABSENT = -1
@@ -90,6 +90,7 @@ class History:
     Attributes:
         ends_ns: The newest tick; 0: there is none.
         limited: The time in which the clocks were limited.
+        next_row_ns: When the next coarser row, with the values read once a second, is due.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -105,30 +106,36 @@ class History:
         self._meta = Ring(META, 8, take(size_of(META, 8)))
         self.limited = TimeLimited(take(tiers_size(TimeLimited.COLUMNS)))
         self._next_ns = [0] * len(GRAINS)
+        self.next_row_ns = 0
         self.t_ns, self.energy_uj, self.level_mw, self.power_mw = (
             self.ticks.column(position) for position in range(len(TICKS))
         )
         self._recent = 0, TickRows([], [], [], [])
         self.ends_ns = self.ticks.newest(0)
 
-    def add(self, edge: Edge, raw: int | None, window_ns: int | None, slow: Slow) -> None:
+    def add(self, edge: Edge, raw: int | None, slow: Slow) -> None:
         """Adds a tick. `raw` is the device's own counter in its unit; None: it has none."""
-        self.ticks.append(edge.t_ns, edge.energy_uj, edge.level_mw, edge.power_mw)
-        self.ends_ns = edge.t_ns
-        self._meta.append(
-            edge.counted_uj,
-            ABSENT if raw is None else raw,
-            ABSENT if window_ns is None else window_ns,
-        )
-        if edge.t_ns < self._next_ns[0]:
+        self.append(edge, slow)
+        self.keep(edge.counted_uj, raw)
+
+    def keep(self, counted_uj: int, raw: int | None) -> None:
+        """Keeps the state of the meter at the newest of the ticks that were appended."""
+        self._meta.append(counted_uj, ABSENT if raw is None else raw)
+
+    def append(self, edge: Edge, slow: Slow) -> None:
+        """Adds a tick; `keep` follows."""
+        t_ns, energy_uj, level_mw, power_mw, _ = edge
+        self.ticks.append(t_ns, energy_uj, level_mw, power_mw)
+        self.ends_ns = t_ns
+        if t_ns < self.next_row_ns:
             return  # of all tiers: their periods are multiples
         for position, (period_ns, _) in enumerate(GRAINS):
-            if edge.t_ns >= self._next_ns[position]:
-                self._next_ns[position] = (edge.t_ns // period_ns + 1) * period_ns
+            if t_ns >= self._next_ns[position]:
+                self._next_ns[position] = (t_ns // period_ns + 1) * period_ns
                 self.tiers[position].append(
-                    edge.t_ns,
-                    edge.energy_uj,
-                    edge.power_mw,
+                    t_ns,
+                    energy_uj,
+                    power_mw,
                     *(ABSENT if value is None else value for value in slow[:2]),
                     (slow.reasons or 0) & 0xFFFFFFFF,
                     ABSENT if slow.temperature_c is None else slow.temperature_c,
@@ -136,11 +143,7 @@ class History:
                     slow.memory_mhz or 0,
                     ABSENT if slow.limit_mw is None else slow.limit_mw,
                 )
-
-    @property
-    def next_row_ns(self) -> int:
-        """When the next coarser row, with the values read once a second, is due."""
-        return self._next_ns[0]
+        self.next_row_ns = self._next_ns[0]
 
     def last(self) -> tuple[Edge, int | None] | None:
         """The newest edge, and the counter's value there."""

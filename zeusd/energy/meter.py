@@ -195,21 +195,21 @@ class GpuMeter:
             self.raw_mj = sensors.energy_mj
             level_mw = power_mw or 0
             # Its unmeasured part is before it, like that of every later tick.
-            self._last = Edge(t_ns, 0, level_mw, level_mw, self._unseen_uj(level_mw, period_ns))
+            counted_uj = level_mw * self._unseen_ns(period_ns) // (2 * MS)
+            self._last = Edge(t_ns, 0, level_mw, level_mw, counted_uj)
             return self._last
         elapsed_ns = max(0, t_ns - last.t_ns)
         shown_mw = last.power_mw if power_mw is None else power_mw
         grown_uj = self._grown_uj(sensors, shown_mw, elapsed_ns)
         mean_mw = round(grown_uj * MS / max(passed_ns, 1))
-        boxcar = self.window_ns is not None and self.window_ns < period_ns
         if power_mw is not None and last.power_mw and passed_ns == period_ns:
             self._compare(mean_mw, power_mw, last.power_mw)
-        level_mw = shown_mw if boxcar and power_mw is not None else mean_mw
+        unseen_ns = self._unseen_ns(period_ns)
+        level_mw = shown_mw if unseen_ns and power_mw is not None else mean_mw
         if self.timing.window_ns is None and self.raw_mj is not None:
             shown_mw = mean_mw  # the reading of power covers less, and other times
         counted_uj = last.counted_uj + grown_uj
-        energy_uj = counted_uj - self._unseen_uj(level_mw, period_ns)
-        energy_uj = max(last.energy_uj, energy_uj)
+        energy_uj = max(last.energy_uj, counted_uj - level_mw * unseen_ns // (2 * MS))
         edge = Edge(t_ns, energy_uj, level_mw, shown_mw, counted_uj)
         self._last = edge
         return edge
@@ -244,11 +244,10 @@ class GpuMeter:
 
     # --------------------------------------------------------------------------------- internals
 
-    def _unseen_uj(self, level_mw: int, period_ns: int) -> int:
-        """Half of a tick's energy in the part that is not measured."""
-        if self.window_ns is None:
-            return 0
-        return level_mw * max(0, period_ns - self.window_ns) // (2 * MS)
+    def _unseen_ns(self, period_ns: int) -> int:
+        """Part of a tick that is not measured. Half of its energy is not in the tick's edge."""
+        window_ns = self.window_ns
+        return 0 if window_ns is None else max(0, period_ns - window_ns)
 
     def _grown_uj(self, sensors: SensorValues, power_mw: int, elapsed_ns: int) -> int:
         integrated_uj = power_mw * elapsed_ns // MS

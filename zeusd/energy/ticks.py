@@ -104,13 +104,11 @@ class Tick(NamedTuple):
 
     Attributes:
         t_ns: When it happened.
-        slop_ns: Largest error of `t_ns`.
         ticks: Ticks since the previous change, read or not; 0: the sensor changes all the time.
         silent: Whether a change was due but the reading stayed the same.
     """
 
     t_ns: int
-    slop_ns: int
     ticks: int = 1
     silent: bool = False
 
@@ -190,7 +188,7 @@ class TickTracker:
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
         elif self._continuous:
-            tick = Tick(t_ns, 0, 0, silent=not changed)
+            tick = Tick(t_ns, 0, silent=not changed)
             self._read_at(t_ns + CONTINUOUS_NS)
             self._silent = 0 if changed else self._silent + 1
             if self._silent > MAX_SILENT:
@@ -211,22 +209,21 @@ class TickTracker:
             if t_ns - self._moved_ns < STILL_NS:
                 return None
             self._moved_ns = t_ns - STILL_NS + STILL_TICK_NS
-            return Tick(t_ns, STILL_TICK_NS, silent=True)
+            return Tick(t_ns, silent=True)
         if t_ns - self._changed_ns > UNRELATED_NS:
             self._began_ns, self._changes = t_ns, []  # it did not change until now
         self._moved_ns = self._changed_ns = t_ns
-        slop_ns = (t_ns - self._read_ns) // 2
         if away:
             self._changes = []
-            return Tick(t_ns, slop_ns)
-        at_ns = t_ns - slop_ns
+            return Tick(t_ns)
+        at_ns = t_ns - (t_ns - self._read_ns) // 2
         self._changes.append(at_ns)
         if len(self._changes) >= SEARCH_CHANGES:
             if t_ns - self._began_ns > GIVE_UP_NS:
                 self._read_continuously(t_ns)
             else:
                 self._settle(t_ns)
-        return Tick(at_ns, slop_ns)
+        return Tick(at_ns)
 
     def _read_continuously(self, t_ns: int) -> None:
         self._continuous = True
@@ -289,6 +286,8 @@ class TickTracker:
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
         self._reads += 1
         self._delay = max(DELAY_FADES * self._delay, t_ns - self._half - self.latest_read_ns)
+        if changed and self._routine > 0 and t_ns - self.latest_read_ns < self._period / 8:
+            return self._pass(t_ns)
         delay_ns = t_ns - self._half - self.next_read_ns
         if self._routine <= 0 and 0 < delay_ns < GRAIN_NS:
             # The thread wakes a little late: what dates a change is planned so much earlier.
@@ -307,7 +306,7 @@ class TickTracker:
     def _quiet(self, ticks: int) -> Tick:
         """Processes a number of due changes that did not happen."""
         self._due += ticks * self._period
-        tick = Tick(round(self._due - self._period), round(self._period / 2), ticks, silent=True)
+        tick = Tick(round(self._due - self._period), ticks, silent=True)
         self._silent += ticks
         if self._silent > MAX_SILENT:
             self._restart(tick.t_ns)
@@ -318,8 +317,6 @@ class TickTracker:
 
     def _found(self, t_ns: int) -> Tick:
         self._changed_ns = t_ns
-        if self._routine > 0 and t_ns - self.latest_read_ns < self._period / 8:
-            return self._pass()
         before_ns = t_ns if self._read_ns is None else self._read_ns
         period = self._period
         missed = int(max(0.0, t_ns - self._due) // period)
@@ -360,7 +357,7 @@ class TickTracker:
         self.period_ns = round(self._period)
         self._silent = 0
         self._due = at + self._period
-        tick = Tick(round(at), round(slop), count)
+        tick = Tick(round(at), count)
         if self._misses > MAX_MISSES:
             self._restart(t_ns)
             self._read_at(t_ns + SEARCH_POLL_NS)
@@ -374,8 +371,9 @@ class TickTracker:
             )
         return tick
 
-    def _pass(self) -> Tick:
+    def _pass(self, t_ns: int) -> Tick:
         """Processes a change that a planned reading found, without dating it."""
+        self._changed_ns = t_ns
         at, count = self._due, 1 + self._silent
         self._ticks += 1
         self._undated += 1
@@ -387,7 +385,7 @@ class TickTracker:
             self._read_patiently()
         else:
             self._plan()
-        return Tick(round(at), round(self._spread), count)
+        return Tick(round(at), count)
 
     def _time_period(self, at: float, error: float, slop: float) -> None:
         """The period, measured over the whole time in which the sensor was regular; before,

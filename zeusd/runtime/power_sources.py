@@ -142,5 +142,5 @@ class PowerSource(PolledSource):
             level_mw = (last.power_mw + power_mw) // 2
             energy_uj = last.energy_uj + level_mw * (t_ns - last.t_ns) // 1_000_000
         self._last = edge = Edge(t_ns, energy_uj, level_mw, power_mw, energy_uj)
-        self.history.add(edge, None, None, Slow())
+        self.history.add(edge, None, Slow())
         return edge

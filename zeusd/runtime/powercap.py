@@ -158,5 +158,5 @@ class ZoneSource(PolledSource):
         power_mw = grown_uj * 1_000_000 // max(1, span_ns)
         energy_uj = grown_uj + (last.energy_uj if last is not None else 0)
         self._last = edge = Edge(t_ns, energy_uj, power_mw, power_mw, energy_uj)
-        self.history.add(edge, raw_uj, None, Slow())
+        self.history.add(edge, raw_uj, Slow())
         return edge

@@ -121,11 +121,12 @@ class Sampler:
     @property
     def next_ns(self) -> int | None:
         """When to read next; None: there are no sources."""
-        sources = self._rotation
-        latest = [source.latest_read_ns for source in sources.values()]
         wanted = self._urgent | self.streamed
         return min(
-            [*latest, *(sources[name].next_tick_ns for name in wanted if name in sources)],
+            [
+                source.next_tick_ns if name in wanted else source.latest_read_ns
+                for name, source in self._rotation.items()
+            ],
             default=None,
         )
 

@@ -312,5 +312,5 @@ class SharedGpuSource(GpuSource):
             self._slow_at_ns = t_ns + STREAMED_SLOW_NS
             self._read_slow(SensorValues(t_ns, None, 0, None, None))
         edge = Edge(t_ns, 0, 0, 0, 0)
-        self.history.add(edge, None, None, self.slow)
+        self.history.add(edge, None, self.slow)
         return edge

@@ -29,7 +29,7 @@ def history_of(
         t_ns = BEGIN + number * TICK
         counter_mj += power_mw // 10
         edge = meter.advance(t_ns, TICK, TICK, SensorValues(t_ns, counter_mj, power_mw, None, None))
-        history.add(edge, counter_mj, window_ns, Slow())
+        history.add(edge, counter_mj, Slow())
     return history
 
 
@@ -123,7 +123,7 @@ def test_a_window_that_ends_while_the_sensor_is_not_read_may_have_any_energy(
     steady = curve.window(BEGIN + TICK, BEGIN + 20 * TICK, False)
     for number in range(9):
         uj = energy_uj + number * 15_000_000
-        history.add(Edge(t_ns + number * TICK, uj, 150_000, 150_000, uj), raw, window_ns, Slow())
+        history.add(Edge(t_ns + number * TICK, uj, 150_000, 150_000, uj), raw, Slow())
     assert 20 * steady.uncertainty_uj < steady.energy_uj
     within = curve.window(BEGIN + TICK, last.t_ns + 19_000 * MS, False)
     assert within.energy_uj - steady.energy_uj == pytest.approx(3_000_000_000, rel=0.02)
@@ -201,7 +201,7 @@ def test_windows_before_the_kept_updates_use_coarser_rows() -> None:
     for number in range(50_000):  # 1,000 s, of which 400 are kept in full
         t_ns = BEGIN + number * step
         energy_uj = number * 100_000 * 20
-        history.add(Edge(t_ns, energy_uj, 100_000, 100_000, energy_uj), 0, None, Slow())
+        history.add(Edge(t_ns, energy_uj, 100_000, 100_000, energy_uj), 0, Slow())
     curve = EnergyCurve(history, None, 400_000)
     begin = BEGIN + 10_123 * MS
     energy = curve.window(begin, begin + 5_000 * MS, True)

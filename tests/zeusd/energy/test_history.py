@@ -16,7 +16,7 @@ def fill(history: History, first: int, count: int, step_ns: int = TICK) -> None:
         t_ns = SECOND_NS + number * step_ns
         energy_uj = number * step_ns // 10_000
         edge = Edge(t_ns, energy_uj, 100_000, 100_000 + number % 7, energy_uj)
-        history.add(edge, energy_uj // 1000, None, Slow(temperature_c=40 + number % 3))
+        history.add(edge, energy_uj // 1000, Slow(temperature_c=40 + number % 3))
 
 
 def memory() -> memoryview:

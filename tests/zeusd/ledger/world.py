@@ -74,7 +74,7 @@ class Gpu:
 
     def _add(self, t_ns: int, energy_uj: int, mw: int, idle: bool) -> None:
         edge = Edge(t_ns, energy_uj, mw, mw, energy_uj)
-        self.history.add(edge, None, None, Slow(reasons=REASON_IDLE if idle else 0))
+        self.history.add(edge, None, Slow(reasons=REASON_IDLE if idle else 0))
 
 
 class ReadAccounts(Accounts):

@@ -42,7 +42,7 @@ class Device:
         t_ns = self.next_read_ns
         edge = Edge(t_ns, t_ns // 10, 100_000, 100_000, t_ns // 10)
         self.history.limited.add(t_ns, self.counted_ns)
-        self.history.add(edge, None, None, self.slow)
+        self.history.add(edge, None, self.slow)
         self.next_read_ns += self.period_ns
         return edge
 
