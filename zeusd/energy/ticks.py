@@ -136,7 +136,7 @@ class TickTracker:
         self._grain = float(GRAIN_NS)
         self._half = 0
         self._late = 0.0
-        self._delay = float(LONGEST_NS)  # not known yet
+        self._delay = 0.0
         self._restart(now_ns)
 
     def _restart(self, now_ns: int) -> None:
@@ -185,6 +185,7 @@ class TickTracker:
         self._took += TOOK_SHARE * (min(took_ns, LONGEST_NS) - self._took)
         self._grain = max(float(GRAIN_NS), self._took)
         self._half = took_ns // 2
+        self._delay = max(DELAY_FADES * self._delay, t_ns - self._half - self.latest_read_ns)
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
         elif self._continuous:
@@ -285,7 +286,6 @@ class TickTracker:
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
         self._reads += 1
-        self._delay = max(DELAY_FADES * self._delay, t_ns - self._half - self.latest_read_ns)
         if changed and self._routine > 0 and t_ns - self.latest_read_ns < self._period / 8:
             return self._pass(t_ns)
         delay_ns = t_ns - self._half - self.next_read_ns

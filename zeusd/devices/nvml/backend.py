@@ -475,34 +475,14 @@ class NvmlBackend(TabledControls):
         if plan.batch and not (counter and averages):
             plan = plan.part(counter, averages)
         with plan.guard:
-            return self._sensors(gpu, plan)
-
-    def _sensors(self, gpu: Handle, plan: _FieldPlan) -> SensorValues:
-        if not plan.batch or not plan.fields:
+            if plan.batch and plan.fields:
+                try:
+                    return self._read_fields(gpu, plan)
+                except DeviceError as error:
+                    if error.code not in _ABSENT:
+                        raise
+                    plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
-        try:
-            t_ns, took_ns, found = self._read_fields(gpu, plan)
-        except DeviceError as error:
-            if error.code not in _ABSENT:
-                raise
-            plan.batch_failed(error.code)
-            return self._sensors_one_by_one(gpu)
-        energy_mj, instant_mw, average_mw, memory_mw, module_mw, module_average_mw = found[:6]
-        if instant_mw is None and not plan.serves(1, 2, 4, 5):
-            # Drivers before R530 have a field for the energy, but only a call for the power.
-            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
-        limited_ns = tuple(found[8:])
-        return SensorValues(
-            t_ns,
-            energy_mj,
-            instant_mw,
-            average_mw,
-            memory_mw,
-            module_average_mw if module_mw is None else module_mw,
-            took_ns,
-            () if limited_ns == _NOT_LIMITED else limited_ns,
-            *found[6:8],
-        )
 
     @override
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
@@ -644,9 +624,8 @@ class NvmlBackend(TabledControls):
         self._plan_of[id(gpu)] = gpu, plan
         return plan
 
-    def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, int, list[int | None]]:
-        """One batched reading: its time and duration (ns), and the values of all that is wanted.
-        The plan learns from it.
+    def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> SensorValues:
+        """One batched reading, from which the plan learns.
 
         Raises:
             DeviceError: The call failed, the GPU is lost, or every field failed temporarily.
@@ -656,11 +635,12 @@ class NvmlBackend(TabledControls):
         if len(plan.values) != len(fields):
             plan.values = self._field_array(fields)
             plan.types, plan.layout = _layout((0,) * len(fields))
-        function = self._get_field_values or self._function(call)
+        if self._get_field_values is None:
+            self._get_field_values = self._function(call)
         before_ns = time.monotonic_ns()
-        code = function(gpu, len(fields), plan.values)
+        code = self._get_field_values(gpu, len(fields), plan.values)
         took_ns = time.monotonic_ns() - before_ns
-        if code != Return.SUCCESS:
+        if code:
             raise nvml_error(int(code), call)
         found = plan.layout.unpack(plan.values)
         if found[::3] != plan.types:
@@ -689,8 +669,23 @@ class NvmlBackend(TabledControls):
                 mishap = code
         if mishap and not served:
             raise nvml_error(mishap, call)
-        self._get_field_values = function
-        return before_ns + took_ns // 2, took_ns, read
+        energy_mj, instant_mw, average_mw, memory_mw, module_mw, module_average_mw = read[:6]
+        if instant_mw is None and not plan.serves(1, 2, 4, 5):
+            # Drivers before R530 have a field for the energy, but only a call for the power.
+            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
+        limited_ns = tuple(read[8:])
+        return SensorValues(
+            before_ns + took_ns // 2,
+            energy_mj,
+            instant_mw,
+            average_mw,
+            memory_mw,
+            module_average_mw if module_mw is None else module_mw,
+            took_ns,
+            () if limited_ns == _NOT_LIMITED else limited_ns,
+            read[6],
+            read[7],
+        )
 
     def _function(self, name: str) -> Any:
         """The library's own function: nvidia-ml-py's wrapper rebuilds all structures for each call.
