@@ -40,9 +40,8 @@ from zeus.optimizer.power_limit.stretches import Stretches
 from zeus.optimizer.power_limit.watch import WINDOW_STEPS, Watch
 from zeus.utils.framework import RanksUnreachable
 
-Reading = tuple[float, float, float, "float | None"]
-"""Energy and its uncertainty, J; time, s; time in which power limited a GPU's clocks, s, or None if
-that is not counted."""
+Reading = tuple[float, float, float]
+"""Energy and its uncertainty, J; time, s."""
 
 LISTEN_STEPS = 20
 """Interval, in steps, at which commands are read after the choice."""
@@ -477,13 +476,7 @@ class SearchProcess:
                 self._checked(self._watch, found[0], found[2])
 
     def _measured(
-        self,
-        piece: Piece,
-        setting: Setting,
-        joules: float,
-        error_j: float,
-        seconds: float,
-        limited_s: float | None,
+        self, piece: Piece, setting: Setting, joules: float, error_j: float, seconds: float
     ) -> None:
         if joules <= 0 and self._hello.gpus:
             self.give_up(
@@ -491,8 +484,7 @@ class SearchProcess:
                 "with `nvidia-smi -q -d POWER`"
             )
             return
-        piece.energy_j, piece.energy_error_j = joules, error_j
-        piece.time_s, piece.limited_s = seconds, limited_s
+        piece.energy_j, piece.energy_error_j, piece.time_s = joules, error_j, seconds
         self._tell(piece)
         self._effects.note(
             {

@@ -35,8 +35,7 @@ class RankHello(BaseModel):
 
 class Piece(BaseModel):
     """Measurement of some steps of a trial, on all GPUs of this process. A time of 0: it will not
-    be known, and the steps are run again. `limited_s`: time in which power limited a GPU's clocks;
-    None: not counted.
+    be known, and the steps are run again.
     """
 
     kind: Literal["piece"] = "piece"
@@ -46,7 +45,6 @@ class Piece(BaseModel):
     energy_j: NonNegativeFloat = 0.0
     energy_error_j: float = 0.0
     time_s: NonNegativeFloat = 0.0
-    limited_s: float | None = None
 
 
 class Trouble(BaseModel):
