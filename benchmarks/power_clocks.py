@@ -34,7 +34,7 @@ from zeus.optimizer.power_limit import (
     PowerLimitMeasurement,
     ZeusCost,
 )
-from zeus.optimizer.power_limit.arguments import CLOCK_SHARES
+from zeus.optimizer.power_limit.settings import CLOCK_SHARES
 from zeusd.devices.simulated.instructions import find_instructions
 from zeusd.devices.simulated.models import DEVICES, DeviceModel
 from zeusd.devices.simulated.physics import ModelLoad

@@ -290,7 +290,7 @@ def test_another_selector_continues_from_a_profile(
     ("change", "words"),
     [
         ({"gpus": ["NVIDIA H100 80GB HBM3"]}, "was measured on 1 NVIDIA H100 80GB HBM3"),
-        ({"gpus": ["NVIDIA A40", "NVIDIA A40"]}, "on 2 GPUs, and 1 train now"),
+        ({"gpus": ["NVIDIA A40", "NVIDIA A40"]}, "on 2 NVIDIA A40, and 1 NVIDIA A40 trains"),
         ({"range": [100, 250]}, "is of limits from 100 to 250 W, and here they are 100 to 300 W"),
     ],
 )
@@ -484,7 +484,7 @@ def test_a_report_says_and_draws_what_was_found(
     assert f"At {chosen_w(plo):g} W instead of 300 W a step takes" in lines[-1]
     assert (tmp_path / "trade-off.png").read_bytes().startswith(b"\x89PNG")
     assert f"In force: {chosen_w(plo):g} W." in lines[-1]
-    assert in_a_notebook(report).count("<tr") == len(plo.measurements) + 1
+    assert str(report) in in_a_notebook(report).replace("&lt;", "<")
     assert "</svg>" in in_a_notebook(report)
     plo.report(tmp_path / "trade-off.svg")
     assert f"{chosen_w(plo):g} W" in (tmp_path / "trade-off.svg").read_text()

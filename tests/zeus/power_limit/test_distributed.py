@@ -34,8 +34,8 @@ LIMITS_W = [250, 200, 150, 100]
 SAID = re.compile(
     "training continues at (?:the highest limit"
     # Where zeusd answers late on a busy machine.
-    r"|a power limit that cannot be read now(?:; [0-9]+ W was set last)?"
-    r"|[0-9]+ W, which (?:zeusd is restoring|this process has set)): (.*)"
+    r"|a power limit that cannot be read now"
+    r"|[0-9]+ W on GPU [0-9]+ \(`zeusctl status` says who set it\)): (.*)"
 )
 """What an optimizer that gives up says. Which limit is in force then is asserted by itself."""
 NODE = "3xv100-pcie,v100-pcie:unprivileged"

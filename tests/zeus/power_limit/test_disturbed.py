@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import pytest
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
-from zeus.optimizer.power_limit.choice import ALLOWANCE, best
-from zeus.optimizer.power_limit.estimates import LimitCurve, LimitEstimate, SettingSample
+from zeus.optimizer.power_limit.estimates import Curve, LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.planner import costs_of
 from zeus.optimizer.power_limit.review import Review
 from zeus.optimizer.power_limit.selectors import (
+    ALLOWANCE,
     Energy,
     MaxSlowdownConstraint,
     OptimumSelector,
     ZeusCost,
+    best,
 )
 
 LIMITS = [300_000, 275_000, 250_000, 225_000, 200_000, 175_000, 150_000, 125_000, 100_000]
@@ -91,7 +92,7 @@ def searching(selector: OptimumSelector) -> Adaptive:
     def choice(estimates: Sequence[LimitEstimate], cautious: bool) -> LimitEstimate:
         return best(selector, estimates, STEPS, cautious=cautious)
 
-    def costs(curve: LimitCurve) -> list[float] | None:
+    def costs(curve: Curve) -> list[float] | None:
         return costs_of(selector, LIMITS, curve)
 
     return Adaptive(LIMITS, 10, STEPS, costs, choice, gpus=1)

@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 
 from tests.support import for_users
-from tests.zeus.power_limit.simulated_job import HIGH, LOW, MAX_Q, MakeJob, most_steps
+from tests.zeus.power_limit.simulated_job import (
+    HIGH,
+    LOW,
+    MAX_Q,
+    MakeJob,
+    SimulatedJob,
+    most_steps,
+)
 from zeus.optimizer.power_limit import Energy, Time, ZeusCost
+from zeus.optimizer.power_limit.core import LISTEN_STEPS
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Piece, RankHello, Trouble, Try
 from zeus.optimizer.power_limit.profile import ProfileFile
@@ -52,17 +60,25 @@ def test_the_selector_of_rank_0_decides(make_job: MakeJob, selector: Any, limit_
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("seed", range(4))
-def test_in_lockstep_all_change_limits_at_the_same_steps(
+def test_in_lockstep_all_change_limits_within_a_step(
     make_job: MakeJob, search: str, seed: int
 ) -> None:
     # Within a step, processes come in any order: one that begins before rank 0 gets no command.
     job = make_job(4, search=search, randomness=random.Random(seed)).begin().run(500)
-    assert len(job[0].limits) > 2
+    assert_together(job, 1)
+
+
+def assert_together(job: SimulatedJob, apart: int) -> None:
+    """All made the same changes, at most so many steps apart."""
+    steps, limits = zip(*job[0].limits, strict=True)
+    assert len(limits) > 2
     for process in job.processes[1:]:
-        assert process.limits == job[0].limits
+        own_steps, own_limits = zip(*process.limits, strict=True)
+        assert own_limits == limits
+        assert all(0 <= b - a <= apart for a, b in zip(steps, own_steps, strict=True))
 
 
-def test_a_rank_that_begins_a_step_early_changes_limits_with_the_others(make_job: MakeJob) -> None:
+def test_a_rank_that_begins_a_step_early_changes_limits_soon(make_job: MakeJob) -> None:
     job = make_job(2, search="exhaustive").begin()
     ahead = job[1]
     while not job.done():
@@ -72,7 +88,7 @@ def test_a_rank_that_begins_a_step_early_changes_limits_with_the_others(make_job
         job.now_s += 1
         job.steps += 1
         assert job.steps < 200
-    assert ahead.limits == job[0].limits
+    assert_together(job, 2)
 
 
 @pytest.mark.parametrize("step_s", [0.003, 0.02, 0.1])
@@ -378,7 +394,7 @@ def test_training_that_changes_is_measured_again_by_all(make_job: MakeJob) -> No
     job.assert_chosen(150)
     job.assert_whole()
     assert all(len(p.limits) > n + 1 for p, n in zip(job.processes, first, strict=True))
-    assert job[1].limits == job[2].limits == job[0].limits
+    assert_together(job, LISTEN_STEPS)
 
 
 def test_a_second_optimizer_does_not_read_the_first_ones_notes(make_job: MakeJob) -> None:

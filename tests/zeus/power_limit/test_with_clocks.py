@@ -74,7 +74,7 @@ def test_where_no_limit_saves_a_clock_does(node: VirtualNode, name: SearchName) 
     alone.close()
     plo = search(node, MaxSlowdownConstraint(1.12), search=name, pl_step=500)
     clock = plo.state.optimal_clock
-    tried = [one.graphics_clock for one in plo.estimates if one.graphics_clock]
+    tried = [one.of("graphics_clock") for one in plo.estimates if one.beside]
     highest_j, fastest_s = truth(None)
     allowed = [truth(one)[0] for one in tried if truth(one)[1] <= 1.12 * fastest_s]
     assert truth(clock)[0] <= 1.03 * min(allowed) < 0.95 * highest_j
@@ -93,7 +93,7 @@ def test_clocks_are_lowered_until_two_were_no_better() -> None:
     chance = random.Random(3)
 
     def sampled(held: Setting, steps: int, position: int) -> SettingSample:
-        mhz = held.graphics_clock or 1900
+        mhz = held.of("graphics_clock") or 1900
         seconds = 0.1 * (0.7 + 0.3 * 1900 / mhz) * steps * chance.uniform(0.99, 1.01)
         # Least energy at 1500 MHz; a job of 100 W, which no limit reaches.
         watts = 100 * (0.8 + ((mhz - 1500) / 1000) ** 2) / (0.7 + 0.3 * 1900 / mhz)
@@ -108,15 +108,15 @@ def test_clocks_are_lowered_until_two_were_no_better() -> None:
         while (trial := searching.next(held, position)) is not None:
             position += trial.warmup_steps + trial.steps
             held = trial.setting
-            if held.graphics_clock not in tried:
-                tried.append(held.graphics_clock)
+            if held.of("graphics_clock") not in tried:
+                tried.append(held.of("graphics_clock"))
             searching.add(sampled(held, trial.steps, position))
         return tried, position
 
     searching = planner.begin(participants)
     tried, position = run(searching, 0)
     assert tried == [None, 1800, 1700, 1600, 1500, 1400, 1300]
-    assert planner.choose(searching.estimates()).graphics_clock == 1500
+    assert planner.choose(searching.estimates()).of("graphics_clock") == 1500
     # A run that continues from lower limits under a clock tries no clock that this one skipped.
     lower = sampled(Setting(350_000, beside=Beside("graphics_clock", 1500)), 5, position + 5)
     resumed = planner.begin(participants)
@@ -144,7 +144,7 @@ def test_a_clock_that_the_gpu_refuses_is_left_out(
         train(plo, node.nvml.open_work([0, 1], MEMORY_BOUND), 3000, until_done=True)
     assert isinstance(plo.state, Done)
     assert plo.state.optimal_clock == 1500
-    assert {one.graphics_clock for one in plo.estimates} == {None, 1500}
+    assert {one.of("graphics_clock") for one in plo.estimates} == {None, 1500}
 
 
 def test_where_clocks_may_not_be_locked_limits_are_searched_alone_and_the_user_is_told_once(
@@ -172,8 +172,9 @@ def test_the_choice_is_kept_in_the_profile(node: VirtualNode, tmp_path: Path) ->
     first = search(node, Energy(), profile_path=path)
     first.on_train_end()
     kept = json.loads(path.read_text())
-    assert kept["graphics_clocks"][0] == max(kept["graphics_clocks"]) == round(0.9 * TOP / 15) * 15
-    assert len(kept["graphics_clocks"]) == 5
+    clocks_mhz = [one["value"] for one in kept["beside"] if one["kind"] == "graphics_clock"]
+    assert clocks_mhz[0] == max(clocks_mhz) == round(0.9 * TOP / 15) * 15
+    assert len(clocks_mhz) == 5
     again = GlobalPowerLimitOptimizer(
         node.monitor(), Energy(), search_clocks=True, profile_path=path, **SMALL
     )
@@ -188,7 +189,7 @@ def test_the_choice_is_kept_in_the_profile(node: VirtualNode, tmp_path: Path) ->
 
 
 def test_clocks_that_gpus_do_not_have_are_refused_in_one_sentence(node: VirtualNode) -> None:
-    with pytest.raises(ValueError, match=r"names 1234 MHz, which these GPUs do not offer"):
+    with pytest.raises(ValueError, match=r"names 1234, which these GPUs do not offer"):
         GlobalPowerLimitOptimizer(node.monitor(), search_clocks=[1500, 1234])
 
 
@@ -196,7 +197,9 @@ def test_clocks_that_gpus_do_not_have_are_refused_in_one_sentence(node: VirtualN
 def test_what_is_no_list_of_clocks_is_refused_in_one_sentence(
     node: VirtualNode, given: Any
 ) -> None:
-    with pytest.raises(ValueError, match=r"search_clocks must be True, False or a list .*, not "):
+    with pytest.raises(
+        ValueError, match=r"search_clocks (must be .*give \[|names .*, which these)"
+    ):
         GlobalPowerLimitOptimizer(node.monitor(), search_clocks=given)
 
 

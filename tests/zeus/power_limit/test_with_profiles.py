@@ -25,12 +25,12 @@ from zeus.optimizer.power_limit import (
     Time,
     ZeusCost,
 )
-from zeus.optimizer.power_limit.choice import best
 from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.messages import RankHello
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import SearchName
+from zeus.optimizer.power_limit.selectors import best
 from zeus.optimizer.power_limit.settings import Beside, Setting
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad
@@ -182,7 +182,7 @@ def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
     job = Job(2)
     chosen = search(planner(Energy(), path=path), job)
     written = json.loads(path.read_text())
-    assert written["power_profiles"] == ["max-q", "llm-training"]
+    assert [one["value"] for one in written["beside"]] == [1, 7]
     assert {row.get("power_profile") for row in written["measurements"]} == {
         None,
         "max-q",

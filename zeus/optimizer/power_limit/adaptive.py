@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from zeus.optimizer.power_limit.estimates import (
+    Curve,
     Estimates,
-    LimitCurve,
     LimitEstimate,
     SettingSample,
     averages,
@@ -25,7 +25,7 @@ from zeus.optimizer.power_limit.search import (
 )
 from zeus_ipc.overriding import override
 
-Costs = Callable[[LimitCurve], "list[float] | None"]
+Costs = Callable[[Curve], "list[float] | None"]
 """The cost of each limit under a curve, in the limits' order; None: unknown."""
 Choice = Callable[[Sequence[LimitEstimate], bool], LimitEstimate]
 """Returns the choice from estimates; its second argument is whether to be cautious."""
@@ -42,17 +42,13 @@ GOOD_ENOUGH = 0.005
 """Sufficient accuracy of a limit's time, as a fraction, if the selector gives no costs."""
 CURVES = 64
 """Number of random curves for a decision."""
-REACH = 0.75
+REACH = 0.85
 """No limit affects a job that draws less than this share of the lowest limit."""
 PEAKS = 0.6
 """A limit is not a candidate if the job draws less than this share of it: its peaks are below."""
-NEAR = 1.05
-"""A job that draws less than this share of the lowest limit is tried there first."""
 AVERAGED_S = 0.03
 """A limit acts on power averaged over some tens of milliseconds. If a step is shorter than this,
 that average has no peaks: a limit above a job's mean power has no effect."""
-FALL = 0.03
-"""No limit affects a job whose power falls by less than this share at the lowest limit."""
 SETTLE_S = 0.5
 """Clocks and power have followed a new limit after this: max(3 sensor ticks, 300 ms) and more."""
 
@@ -67,8 +63,7 @@ class Adaptive(Search):
 
     A limit saves energy only where it lowers power. So limits far above the job's power are not
     candidates, and a job that draws far less than the lowest limit, or less in short steps, stays
-    at the highest. A job that draws about as much is tried at the lowest limit first, and stays at
-    the highest unless that lowers its power (`_unreached`).
+    at the highest (`_unreached`).
 
     Contradictory measurements (`Review`) are repeated before anything else. Before a limit is
     chosen, the highest is measured again beside it.
@@ -100,7 +95,7 @@ class Adaptive(Search):
         self.piece = piece(profile_steps)
         self.budget = budget(len(self.limits_mw), warmup_steps, profile_steps)
         self._most = expected_steps("adaptive", len(limits_mw), warmup_steps, profile_steps)
-        self._begun_at: int | None = 0  # position from which the budgets count; None: the next
+        self._begun_at: int | None = None  # position from which the budgets count; None: the next
         self._restarted = False  # with new steps, as training had changed; once
         self._doubt: int | None = None  # see `Review.doubt`
         self._named = True  # whether the selector gives costs
@@ -109,10 +104,8 @@ class Adaptive(Search):
         self._outstanding: Outstanding = {}
         randomness = random.Random(0)
         size = range(len(self.limits_mw))
-        self._normals = [
-            ([randomness.gauss(0, 1) for _ in size], [randomness.gauss(0, 1) for _ in size])
-            for _ in range(CURVES)
-        ]
+        normals = [[randomness.gauss(0, 1) for _ in size] for _ in range(2 * CURVES)]
+        self._normals = normals[::2], normals[1::2]  # for times and powers
 
     @override
     def add(self, sample: SettingSample) -> None:
@@ -232,26 +225,13 @@ class Adaptive(Search):
                 warmup = min(warmup, max(2, math.ceil(SETTLE_S / fastest)))
         return LimitTrial(limit, warmup, self.piece)
 
-    def _unreached(self) -> bool | None:
-        """Whether no limit lowers the job's power; None: the lowest limit must be tried to know."""
-        measured = averages(self.samples)
-        highest, lowest_mw = measured[0], self.limits_mw[-1]
+    def _unreached(self) -> bool:
+        """Whether no limit lowers the job's power."""
+        highest, lowest_mw = averages(self.samples)[0], self.limits_mw[-1]
         draw_mw = self._draw_mw(highest)
-        if draw_mw < REACH * lowest_mw:
-            return True
-        if draw_mw < lowest_mw and highest.time_s < AVERAGED_S:
-            return True
-        if draw_mw > NEAR * lowest_mw:
-            return False
-        lowest = measured[-1]
-        if lowest.power_limit_mw != lowest_mw:
-            return None
-        ratio = lowest.power_w / highest.power_w
-        error = ratio * math.hypot(lowest.power_error, highest.power_error)
-        unclear = abs(1 - ratio - FALL) < error
-        if unclear and self._run(lowest_mw, self._outstanding) < self.profile_steps // 2:
-            return None
-        return 1 - ratio < FALL + error
+        if highest.time_s < AVERAGED_S:
+            return draw_mw < lowest_mw
+        return draw_mw < REACH * lowest_mw
 
     def _draw_mw(self, highest: LimitEstimate) -> float:
         """Mean power of a GPU at the highest measured limit."""
@@ -259,17 +239,15 @@ class Adaptive(Search):
 
     def _most_telling(self, current_mw: int) -> int | None:
         everywhere = self._everywhere()
-        curves = everywhere.curves(self._normals)
+        curves = everywhere.curves(*self._normals)
         costs = [cost for curve in curves if (cost := self.costs(curve)) is not None]
         measured = [i for i, one in enumerate(self.limits_mw) if self._steps(one)]
         self._named = bool(costs)
         if not costs:
-            return self._least_known(everywhere.limits())
-        unreached = self._unreached()
-        if unreached is not False:
+            return self._first_unknown(everywhere.limits())
+        if self._unreached():
             self._excess = 0.0
-            ends = self.limits_mw[-1], self.limits_mw[0]
-            return None if unreached else min(ends, key=self._steps)
+            return None
         # Limits over this do not bind.
         caps_mw = min(self._draw_mw(averages(self.samples)[0]) / PEAKS, self.limits_mw[0])
         reach_mw = STRIDE * min(caps_mw, *(self.limits_mw[i] for i in measured))
@@ -302,10 +280,10 @@ class Adaptive(Search):
         two = self.limits_mw[rival], self.limits_mw[best]
         return min(two, key=lambda limit: self._run(limit, self._outstanding))
 
-    def _least_known(self, estimates: list[LimitEstimate]) -> int | None:
+    def _first_unknown(self, estimates: list[LimitEstimate]) -> int | None:
         """For a selector without costs: every limit until its estimate is accurate enough."""
         for one in estimates:
-            enough = one.steps >= self.profile_steps or one.time_error < GOOD_ENOUGH
-            if not one.steps or not enough:
+            vague = one.time_error >= GOOD_ENOUGH and one.steps < self.profile_steps
+            if vague or not one.steps:
                 return one.power_limit_mw
         return None

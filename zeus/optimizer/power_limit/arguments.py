@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
@@ -10,12 +11,14 @@ from typing import Any
 
 from zeus.device.gpu import GPU
 from zeus.exceptions import ZeusArgumentError, ZeusGPUNotSupportedError
-from zeus.optimizer.power_limit.settings import Beside
+from zeus.optimizer.power_limit.settings import KINDS, Beside, Kind
 from zeus.utils.warn import warn
-from zeus_ipc.controls import profile_id
 
 MILLIWATTS = 1000
 """A step of this many watts or more was probably meant in milliwatts."""
+
+MOST_NAMED = 20
+"""Most values that an error names all."""
 
 STEEP = 3.0
 """A slowdown of this factor or more was probably meant as a percentage."""
@@ -37,25 +40,18 @@ def check_monitor(monitor: Any) -> None:
         )
 
 
-def check_selector(selector: Any, kind: type) -> None:
+def check_selector(selector: Any) -> None:
     """Check an `OptimumSelector`.
 
     Raises:
-        ZeusArgumentError: It is not valid.
+        ZeusArgumentError: It is not one, such as a class.
     """
-    of_class = isinstance(selector, type)
-    if selector is None or (not of_class and hasattr(selector, "select")):
-        return
-    if of_class and issubclass(selector, kind):
-        example = "(1.1)" if selector.__name__ == "MaxSlowdownConstraint" else "(...)"
+    if selector is not None and (isinstance(selector, type) or not hasattr(selector, "select")):
+        of_class = isinstance(selector, type)
+        instead = f"{selector.__name__}(...)" if of_class else "MaxSlowdownConstraint(1.1)"
         raise ZeusArgumentError(
-            f"optimum_selector must be a selector, not the class {selector.__name__}: give "
-            f"{selector.__name__}{example}"
+            f"optimum_selector must be a selector, not {_text(selector)}: give {instead}"
         )
-    raise ZeusArgumentError(
-        f"optimum_selector must be a selector such as MaxSlowdownConstraint(1.1), not "
-        f"{_text(selector)}"
-    )
 
 
 def check_steps(wait_steps: Any, warmup_steps: Any, profile_steps: Any) -> None:
@@ -139,99 +135,54 @@ def check_factor(factor: Any) -> None:
         )
 
 
-def warn_of_step_after_end() -> None:
-    """Warns that training continues without the optimizer."""
-    warn(
-        "A step began after the power limit optimizer had ended (on_train_end, close, or the end "
-        "of its with block): limits are restored and nothing is measured. Call on_train_begin to "
-        "train again, or end it later."
-    )
-
-
-def warn_of_no_step() -> None:
-    """Warns that the optimizer was not told of any step."""
-    warn(
-        "Training has ended, and the power limit optimizer saw no step of it: iterate over "
-        "plo.steps(loader), or call on_step_begin and on_step_end in each step."
-    )
-
-
 def _text(given: object) -> str:
     return f"the class {given.__name__}" if isinstance(given, type) else repr(given)
 
 
-def profiles_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[str]) -> list[Beside]:
-    """Returns the workload power profiles to search: those that all GPUs offer, or the named ones.
+def to_search(kind: str, gpus: Sequence[GPU], wanted: bool | Sequence[Any]) -> list[Beside]:
+    """Returns what to search beside limits of a kind: the default of what all GPUs offer, or what
+    is named.
 
     Raises:
-        ZeusArgumentError: A GPU offers none, or not all of the named ones.
+        ZeusArgumentError: A GPU offers none, or not all of what is named.
     """
-    if not wanted or not gpus:
+    if wanted is False or not gpus:
         return []
-    if isinstance(wanted, str):
+    of = KINDS[kind]
+    if isinstance(wanted, str) or not isinstance(wanted, (bool, Iterable)):
         raise ZeusArgumentError(
-            f"search_profiles must be True, False or a list of names: give [{wanted!r}]"
+            f"{of.argument} must be True, False or a list, not {_text(wanted)}: give [{wanted!r}]"
         )
-    common: list[str] | None = None
-    for gpu in gpus:
-        offered = gpu.get_supported_power_profiles()
-        if not offered:
-            raise ZeusArgumentError(
-                f"{gpu.get_name()} offers no workload power profiles, which NVIDIA's data-centre "
-                "GPUs from Blackwell on have; leave search_profiles out"
-            )
-        common = offered if common is None else [name for name in common if name in offered]
+    common = set.intersection(*(_offered(of, gpu) for gpu in gpus))
     if not common:
         raise ZeusArgumentError(
-            "these GPUs have no workload power profile in common; leave search_profiles out"
+            f"these GPUs have no {of.plural} in common; leave {of.argument} out"
         )
-    found = []
-    for name in common if wanted is True else wanted:
-        number = profile_id(name) if isinstance(name, str) else None
-        if number is None or number not in map(profile_id, common):
-            raise ZeusArgumentError(
-                f"search_profiles names {name!r}, which these GPUs do not offer; there are "
-                f"{', '.join(common)}"
-            )
-        found.append(Beside("power_profile", number))
+    found = list(of.default(sorted(common)))
+    if wanted is not True:
+        found = [_parsed(of, one, common) for one in wanted]
+    if of.descends:
+        found = sorted({*found}, reverse=True)
+    return [Beside(kind, one) for one in found]
+
+
+def _offered(kind: Kind, gpu: GPU) -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(ZeusGPUNotSupportedError):
+        found.update(kind.offered(gpu))
+    if not found:
+        raise ZeusArgumentError(
+            f"{gpu.get_name()} offers no {kind.plural}; leave {kind.argument} out"
+        )
     return found
 
 
-CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
-"""Bounds of the graphics clock to search, of the highest."""
-
-
-def clocks_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[int]) -> list[Beside]:
-    """Returns the bounds of the graphics clock to search, descending, of those that all GPUs take.
-
-    Raises:
-        ZeusArgumentError: They are no clocks, a GPU does not take one of them, or has none to lock.
-    """
-    if not wanted or not gpus:
-        return []
-    listed = isinstance(wanted, Iterable) and all(
-        isinstance(one, Integral) and not isinstance(one, bool) for one in wanted
-    )
-    if not (listed or wanted is True):
+def _parsed(kind: Kind, named: Any, common: set[int]) -> int:
+    value = kind.parsed(named)
+    if value is None or value not in common:
+        shown = [str(kind.shown(one)) for one in sorted(common)]
+        there = ", ".join(shown if len(shown) < MOST_NAMED else [shown[0], "...", shown[-1]])
         raise ZeusArgumentError(
-            "search_clocks must be True, False or a list of whole numbers of MHz, such as "
-            f"[1500, 1200], not {_text(wanted)}"
+            f"{kind.argument} names {named!r}, which these GPUs do not offer; there are {there}"
         )
-    try:
-        offered = [set(gpu.get_supported_graphics_clocks()) for gpu in gpus]
-    except ZeusGPUNotSupportedError as error:
-        raise ZeusArgumentError(f"{error.message}; leave search_clocks out") from None
-    common = set.intersection(*offered)
-    if not common:
-        raise ZeusArgumentError("these GPUs have no clock in common; leave search_clocks out")
-    if wanted is True:
-        highest = max(common)
-        clocks = {min(common, key=lambda one: abs(one - share * highest)) for share in CLOCK_SHARES}
-    else:
-        clocks = set(map(int, wanted))
-        if odd := clocks - common:
-            raise ZeusArgumentError(
-                f"search_clocks names {min(odd)} MHz, which these GPUs do not offer; they have "
-                f"{min(common)} to {max(common)} MHz, such as {sorted(common)[len(common) // 2]}"
-            )
-    return [Beside("graphics_clock", one) for one in sorted(clocks, reverse=True)]
+    return value

@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import (
+    CHECK,
     Choose,
     Command,
     Message,
@@ -37,7 +38,7 @@ from zeus.optimizer.power_limit.ranks import Ranks
 from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
 from zeus.optimizer.power_limit.stretches import Stretches
-from zeus.optimizer.power_limit.watch import WINDOW_STEPS, Watch
+from zeus.optimizer.power_limit.watch import FIRST_STEPS, WINDOW_STEPS
 from zeus.utils.framework import RanksUnreachable
 
 Reading = tuple[float, float, float]
@@ -45,8 +46,6 @@ Reading = tuple[float, float, float]
 
 LISTEN_STEPS = 20
 """Interval, in steps, at which commands are read after the choice."""
-PATIENCE_STEPS = 3
-"""A command for a later step is obeyed after at most this many steps."""
 SILENT_S = 3.0
 """A zeusd that does not answer for this long is reported."""
 
@@ -61,19 +60,14 @@ class Effects(Protocol):
             RanksUnreachable: There is no way to reach them.
         """
 
-    def begin_step(self) -> None:
-        """A step begins: it may wait as long as any."""
-
-    def set(self, setting: Setting) -> bool:
-        """Sets it on all GPUs, and returns whether it is set. If that takes longer than a step may
-        wait, False: it is still being set, and the next call for the same setting only looks.
+    def set(self, setting: Setting | None) -> bool:
+        """Sets it on all GPUs, and returns whether it is set; None: restores them. If that takes
+        longer than a step may wait, False: it is still being set, and the next call for the same
+        setting only looks.
 
         Raises:
             ZeusBaseError: It cannot be set.
         """
-
-    def restore(self, *, at_end: bool) -> None:
-        """Restores all GPUs. `at_end`: training has ended, and may wait a moment for it."""
 
     def measure(self, limit_mw: int, what: Literal["open", "close", "drop"]) -> Any:
         """`open`, `close` or `drop` a window of steps at a limit. A closed one can be `read`.
@@ -141,13 +135,11 @@ class SearchProcess:
         self._pieces = 0  # of the trial, so far
         self._steps = 0  # of its next piece: fewer, once an interruption has split one
         self._target = 0  # of the piece that is measured
-        self._command: Command | None = None
-        self._heard_at = 0
         self._due = False  # whether the steps of the state are used up
         self._stretches = Stretches(warmup_steps, profile_steps, adaptive)
-        self._watch: Watch | None = None
         self._open: int | None = None  # limit of the open window, mW
-        self._unread: deque[tuple[Piece | None, Setting, Any]] = deque()
+        self._opened_at = 0  # step
+        self._unread: deque[tuple[Piece, Setting, Any]] = deque()
         self._aim = self._highest  # the setting that is to be in force
         self._waiting = False  # until it is
         self._silent_since: tuple[float, int] | None = None  # time and step; None: zeusd answers
@@ -188,7 +180,6 @@ class SearchProcess:
         """
         self._now_s = now_s
         self.step += 1
-        self._effects.begin_step()
         self._stretches.step()
         if not self._joined and (self.disabled or not self.over):
             self._joined = True
@@ -221,7 +212,7 @@ class SearchProcess:
         """The model was evaluated: discards the open window."""
         self._interrupted(0)
 
-    def close(self, reason: str = "training ended before it finished", at_end: bool = True) -> None:
+    def close(self, reason: str = "training ended before it finished") -> None:
         """Training has ended: restore the limits."""
         self.over = True
         self._drop_all()
@@ -233,7 +224,7 @@ class SearchProcess:
                 self.state = self._without_choice(reason)
         self.current = None
         self._waiting, self._silent_since = False, None
-        self._effects.restore(at_end=at_end)
+        self._effects.set(None)
 
     def give_up(self, reason: str, *, leave: bool = True, warn: bool = True) -> None:
         """Nothing more can be done here: restores the limits, and notifies the others."""
@@ -243,7 +234,7 @@ class SearchProcess:
         if not isinstance(self.state, Done) or not leave:
             self._leave(reason if leave else None)
         self.state = self._without_choice(reason)
-        self.close(at_end=False)
+        self.close()
         self._effects.end(reason, warn=warn)
 
     # ---------------------------------------------------------------------------- the others
@@ -260,7 +251,7 @@ class SearchProcess:
         if self.world and not self.disabled and isinstance(self.state, Done):
             self.state = self._ready(self._highest)
         self.world, self.ranks = ranks.world, ranks
-        self._trial = self._command = None  # earlier commands no longer apply
+        self._trial = None  # earlier commands no longer apply
         self._unread.clear()
         self._leads = ranks.leader is not None
         if self.disabled:
@@ -269,7 +260,7 @@ class SearchProcess:
             self._tell(self._hello)
 
     def listen(self) -> None:
-        """Reads the leader's commands, and obeys the last one when it is time."""
+        """Reads the leader's commands, and obeys the last one."""
         if self.ranks is None or self.over:
             return
         try:
@@ -277,12 +268,8 @@ class SearchProcess:
         except RanksUnreachable as error:
             self._cut_off(str(error))
             return
-        for command in commands:
-            self._command, self._heard_at = command, self.step
-        new = self._command
-        if new is not None and self._is_time(new):
-            self._command = None
-            self._obey(new)
+        if commands:
+            self._obey(commands[-1])
 
     def _obey(self, new: Command) -> None:
         if isinstance(new, Stop):
@@ -307,12 +294,6 @@ class SearchProcess:
             self._due = False
             self._begin_trial(new)
 
-    def _is_time(self, command: Command) -> bool:
-        if isinstance(command, Stop) or self.world == 1:
-            return True
-        waited = self.step - self._heard_at
-        return self.step >= command.from_step or waited >= PATIENCE_STEPS
-
     def _tell(self, message: Message) -> None:
         if self.ranks is None:
             return
@@ -330,7 +311,7 @@ class SearchProcess:
     def _cut_off(self, reason: str) -> None:
         """The leader cannot be reached."""
         if isinstance(self.state, Done) and not self.disabled and not self.over:
-            self._watch = self.ranks = None  # the choice stays, and nothing else follows
+            self.ranks = None  # the choice stays, and nothing else follows
             self._effects.report(f"training is not checked any more: {reason}")
         else:
             self.give_up(reason)
@@ -346,10 +327,8 @@ class SearchProcess:
         """Counts a step, and handles what has arrived."""
         state, self._due = self.state, False
         if isinstance(state, Done):
-            if self._watch is not None:
-                self._watch.steps += 1
-                if self.world > 1 and self._watch.steps % LISTEN_STEPS == 0:
-                    self.listen()
+            if self._adaptive and self.step % LISTEN_STEPS == 0:
+                self.listen()
             return
         state.steps -= 1
         self._due = state.steps <= 0
@@ -364,8 +343,7 @@ class SearchProcess:
         """Starts what is next."""
         state, trial = self.state, self._trial
         if isinstance(state, Done):
-            if self._leads and self._watch is not None:
-                self._check(self._watch)
+            self._check()
         elif self._due and isinstance(state, Ready):
             state.steps = 1  # unless the leader has decided
             if trial is not None:
@@ -443,7 +421,7 @@ class SearchProcess:
         self._open = limit_mw if what == "open" else None
         return window
 
-    def _close(self, piece: Piece | None, setting: Setting) -> bool:
+    def _close(self, piece: Piece, setting: Setting) -> bool:
         """Closes the open window. Returns whether that succeeded."""
         window = None if self._open is None else self._measure("close", self._open)
         if window is None:
@@ -470,15 +448,12 @@ class SearchProcess:
             if found is None:
                 return
             self._unread.popleft()
-            if piece is not None:
-                self._measured(piece, setting, *found)
-            elif self._watch is not None:
-                self._checked(self._watch, found[0], found[2])
+            self._measured(piece, setting, *found)
 
     def _measured(
         self, piece: Piece, setting: Setting, joules: float, error_j: float, seconds: float
     ) -> None:
-        if joules <= 0 and self._hello.gpus:
+        if joules <= 0 and self._hello.gpus and piece.trial != CHECK:
             self.give_up(
                 f"{piece.steps} steps at {setting} were measured as 0 J; look at the GPU's sensors "
                 "with `nvidia-smi -q -d POWER`"
@@ -495,11 +470,9 @@ class SearchProcess:
             }
         )
 
-    def _unknown(self, piece: Piece | None, reason: str, lasting: bool) -> None:
+    def _unknown(self, piece: Piece, reason: str, lasting: bool) -> None:
         """The measurement of a window is unknown."""
-        if piece is None:
-            self._effects.report(f"training is not checked this time: {reason}")
-        elif lasting:
+        if lasting and piece.trial != CHECK:
             self.give_up(f"energy cannot be measured: {reason}")
         else:
             self._tell(piece)
@@ -508,15 +481,9 @@ class SearchProcess:
         """Discards the windows whose energy was not read."""
         unread, self._unread = self._unread, deque()
         for piece, _, _ in unread:
-            if piece is not None:
-                self._unknown(piece, "it was interrupted", lasting=False)
+            self._tell(piece)
 
     # ------------------------------------------------------------------------ settings, silence
-
-    @property
-    def awaited(self) -> Setting | None:
-        """The setting that is being set; None: none."""
-        return self._aim if self._waiting else None
 
     def _hold(self, setting: Setting) -> bool:
         """Sets a setting on all GPUs unless it is in force. Returns whether it is: zeusd may take
@@ -590,14 +557,10 @@ class SearchProcess:
     # ------------------------------------------------------------------------------ the choice
 
     def _choose(self, command: Choose) -> None:
-        again, chosen = self.chosen is not None, command.chosen
+        first, chosen = command.estimates[0], command.chosen
         self.chosen, self.state = command, _done(command)
-        if self._adaptive:
-            watch = Watch(chosen, power=self.world == 1)
-            if self._watch is not None:
-                watch.follow(self._watch, again)
-            self._watch = watch
-        first = command.estimates[0]
+        if self._leader is not None and self._leader.watch is not None:
+            self._leader.watch.next = self.step + FIRST_STEPS
         self._effects.report(f"optimal power limit: {command.setting}")
         self._effects.note(
             {
@@ -608,26 +571,21 @@ class SearchProcess:
         )
         self._hold(command.setting)
 
-    def _check(self, watch: Watch) -> None:
-        """Whether a check is to begin or to end, as of this step."""
+    def _check(self) -> None:
+        """Measures some steps at the choice when they are due, where the leader is."""
+        leader, choice = self._leader, self.chosen
+        if leader is None or leader.watch is None or choice is None:
+            return
+        leader.tick(self._now_s, self.step)
         if self._open is not None:
-            if watch.steps - watch.opened >= WINDOW_STEPS:
-                self._close(None, watch.chosen.setting)
+            if self.step - self._opened_at >= WINDOW_STEPS:
+                self._close(Piece(trial=CHECK, index=0, steps=WINDOW_STEPS), choice.setting)
         elif self._unread:
             self._collect()
-        elif watch.steps >= watch.next:
-            watch.opened = watch.steps
-            self._measure("open", watch.chosen.power_limit_mw)
-
-    def _checked(self, watch: Watch, joules: float, seconds: float) -> None:
-        """Handles the result of a check: restarts the search if training has changed."""
-        what = watch.changed(joules, seconds)
-        if what is None:
-            return
-        self._effects.report(f"training has changed ({what}): power limits are measured again")
-        if self._leader is not None:
-            self._leader.again(self._now_s, self.step)
-        self.listen()
+            self.listen()
+        elif self.step >= leader.watch.next:
+            self._opened_at = self.step
+            self._measure("open", choice.setting.power_limit_mw)
 
     def _drop_all(self) -> None:
         """Discards the open window, and those that were not read."""
@@ -648,6 +606,6 @@ def _done(choice: Choose) -> Done:
     setting = choice.setting
     return Done(
         optimal_power_limit=setting.power_limit_mw,
-        optimal_power_profile=setting.power_profile,
-        optimal_clock=setting.graphics_clock,
+        optimal_power_profile=setting.named["power_profile"],
+        optimal_clock=setting.of("graphics_clock"),
     )

@@ -9,13 +9,9 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
-from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
-from zeus.optimizer.power_limit.report import Report
-from zeus.optimizer.power_limit.states import State
 from zeus.utils.configured import Configured
 from zeus.utils.warn import warn
 
@@ -40,7 +36,7 @@ def same_arguments(
 
 
 class Driven(Configured):
-    """A power limit optimizer that a trainer's events drive.
+    """A power limit optimizer that a trainer's events drive, with the optimizer's attributes.
 
     As a context manager, it restores the limits at the end of the block.
 
@@ -49,11 +45,19 @@ class Driven(Configured):
     """
 
     optimizer: GlobalPowerLimitOptimizer
+    _needs = ("", "", True)
+    """The trainer's package, our extra that installs it, and whether it is installed."""
 
+    @same_arguments(GlobalPowerLimitOptimizer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        package, extra, installed = self._needs
+        if not installed:
+            raise ImportError(
+                f"The {package} package is not installed. Please install it to use the "
+                f'{type(self).__name__}. Run `pip install "zeusd[{extra}]"`.'
+            )
         self.optimizer = GlobalPowerLimitOptimizer(*args, **kwargs)
         self._closed = False
-        self._broken = False
         self._logs = True
         self._in_step = False
         self._in_epoch = False
@@ -67,34 +71,11 @@ class Driven(Configured):
         """Restore the limits."""
         self.close()
 
-    @property
-    def state(self) -> State:
-        """`Ready`, `Warmup`, `Profiling` or `Done`."""
-        return self.optimizer.state
-
-    @property
-    def measurements(self) -> list[PowerLimitMeasurement]:
-        """The measurements so far."""
-        return self.optimizer.measurements
-
-    @property
-    def power_limits(self) -> list[int]:
-        """The limits to try, mW, descending."""
-        return self.optimizer.power_limits
-
-    @property
-    def current_power_limit(self) -> int:
-        """The limit that is set, mW; 0: none."""
-        return self.optimizer.current_power_limit
-
-    @property
-    def disabled(self) -> bool:
-        """Whether the search was given up; a warning said why."""
-        return self.optimizer.disabled or self._broken
-
-    def report(self, path: str | Path | None = None) -> Report:
-        """The result; see `GlobalPowerLimitOptimizer.report`."""
-        return self.optimizer.report(path)
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the optimizer: `state`, `measurements`, `report`, ..."""
+        if name == "optimizer":  # the constructor failed, or has not been called
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
 
     def close(self) -> None:
         """Restores the limits. Never raises. The next training sets them again."""
@@ -103,13 +84,6 @@ class Driven(Configured):
         self.optimizer.close()
 
     # ------------------------------------------------------------------------ for the subclasses
-
-    def _require(self, package: str, extra: str, installed: bool) -> None:
-        if not installed:
-            raise ImportError(
-                f"The {package} package is not installed. Please install it to use the "
-                f'{type(self).__name__}. Run `pip install "zeusd[{extra}]"`.'
-            )
 
     def _begin_training(self) -> None:
         """Training begins, perhaps again: after an error, there was no event for its end."""
@@ -167,8 +141,5 @@ class Driven(Configured):
         """An error in a callback ends the search: the optimizer reports it, and the limit in
         force.
         """
-        if self._broken:
-            return
-        self._broken = self._closed = True
-        self._in_step = False
+        self._in_step, self._closed = False, True
         self.optimizer.give_up(error)

@@ -7,16 +7,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from zeus import _node
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
+from zeus.optimizer.power_limit import others
 from zeus.optimizer.power_limit.core import Reading
 from zeus.optimizer.power_limit.held import HeldSetting
 from zeus.optimizer.power_limit.leader import Leader
@@ -25,10 +24,7 @@ from zeus.optimizer.power_limit.ranks import Ranks, connect
 from zeus.optimizer.power_limit.settings import Setting, watts
 from zeus.utils import framework
 from zeus.utils.warn import warn
-from zeus_common.text import user_name
 from zeus_ipc.circuit import WAIT_S
-from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.replies import LeaseInfo
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +55,8 @@ class NodeEffects:
         self._highest_mw = highest_mw
         self._together = together
         self._indices = list(indices)
+        self._uuids = [monitor.gpus[index].uuid for index in indices]
         self._held = HeldSetting(monitor.gpus, self._indices, self._wait)
-        self._last: Setting | None = None
         self._wait_s = WAIT_S  # how long this step may still wait
 
     def meet(self, known_world: int) -> Ranks | None:
@@ -70,12 +66,21 @@ class NodeEffects:
             return None
         if known_world:
             planner.read_for_rank()  # it belonged to other participants
-        self.leader = Leader(world, planner.begin, planner.save)
+        self.leader = Leader(world, planner.begin, planner.save, planner.name == "adaptive")
         return connect(self.leader, world)
 
-    def begin_step(self) -> None:
-        """A step begins, which may wait, see `Effects`."""
-        self._wait_s = STEP_WAIT_S
+    def take(self) -> None:
+        """Takes the GPUs from any earlier optimizer of this process."""
+        others.take(self, self._uuids)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a later optimizer has taken one of the GPUs: it sets and restores them now."""
+        return others.taken(self, self._uuids)
+
+    def may_wait(self, seconds: float) -> None:
+        """All of the following waits together may last this long."""
+        self._wait_s = seconds
 
     def _wait(self, event: threading.Event) -> None:
         """Waits for an event, as long as this step may."""
@@ -84,18 +89,13 @@ class NodeEffects:
             pass
         self._wait_s = until_s - time.monotonic()
 
-    def set(self, setting: Setting) -> bool:
-        """Sets a setting, see `Effects`."""
-        is_set = self._held.set(setting)
-        if is_set:
-            self._last = setting
-        return is_set
-
-    def restore(self, *, at_end: bool) -> None:
-        """Restores the GPUs, see `Effects`."""
-        if at_end:
-            self._wait_s = WAIT_S
-        self._held.release()
+    def set(self, setting: Setting | None) -> bool:
+        """Sets a setting, or restores the GPUs, see `Effects`."""
+        if setting is not None:
+            return self._held.set(setting)
+        if not self.lost:
+            self._held.release()
+        return True
 
     def measure(self, limit_mw: int, what: Literal["open", "close", "drop"]) -> list[Measurement]:
         """Opens, closes or drops a window, see `Effects`."""
@@ -139,8 +139,7 @@ class NodeEffects:
         if not warn:
             log.warning("the power limit optimizer stopped: %s", reason)
             return
-        last = "" if self._last is None else f"; {watts(self._last.power_limit_mw)} W was set last"
-        found = [f" at a power limit that cannot be read now{last}"]
+        found = [" at a power limit that cannot be read now"]
         asked = threading.Event()
 
         def ask() -> None:
@@ -179,22 +178,4 @@ def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int) -> str:
     if not lowered:
         return " at the highest limit"
     index, limit = next(iter(lowered.items()))
-    where = f" on GPU {index}" if len(limits) > 1 else ""
-    return f" at {watts(limit)} W{where}, {_who(gpus, index)}"
-
-
-def _who(gpus: GPUs, index: int) -> str:
-    uuid = gpus[index].uuid
-    leases: list[LeaseInfo] = []
-    with contextlib.suppress(ZeusIpcError, ZeusBaseError):
-        leases = _node.get_client().leases()
-    for lease in leases:
-        if lease.gpu == uuid and lease.control == "power_limit":
-            if lease.restoring:
-                return "which zeusd is restoring"
-            if lease.pid == os.getpid():
-                return "which this process has set"
-            process = "a process" if lease.pid is None else f"process {lease.pid}"
-            name = f" ({lease.command})" if lease.command else ""
-            return f"which {process}{name} of user {user_name(lease.uid)} has set"
-    return "which was set outside zeusd, or is its restore target"
+    return f" at {watts(limit)} W on GPU {index} (`zeusctl status` says who set it)"

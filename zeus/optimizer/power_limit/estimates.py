@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -25,6 +25,11 @@ STEP_NOISE = 0.03
 """Prior spread of single steps, as a fraction, ..."""
 STEP_NOISE_WEIGHT = 3.0
 """... and its weight in chunks."""
+PEAK = 1.04
+"""A job's peaks over its mean power: a limit that is higher does nothing."""
+
+Curve = tuple[list[float], list[float]]
+"""A possible curve: time, s, and energy, J, per step at each limit."""
 
 
 @dataclass(frozen=True)
@@ -71,25 +76,18 @@ class LimitEstimate(Setting):
     time_ratio_error: float = 0.0
     energy_ratio_error: float = 0.0
 
+    def against(self, highest: LimitEstimate) -> LimitEstimate:
+        """The same, with errors of the ratios to an independent estimate of the highest limit."""
+        return replace(
+            self,
+            time_ratio_error=math.hypot(self.time_error, highest.time_error),
+            energy_ratio_error=math.hypot(self.energy_error, highest.energy_error),
+        )
+
     @property
     def power_w(self) -> float:
         """Mean power of all GPUs together."""
         return self.energy_j / self.time_s
-
-    @property
-    def power_error(self) -> float:
-        """Standard deviation of `power_w`, as a fraction of it: a longer step is more work at about
-        the same power.
-        """
-        return math.sqrt(self.energy_error**2 - (1 - 1 / 9) * self.time_error**2)
-
-
-@dataclass(frozen=True)
-class LimitCurve:
-    """A possible curve: time and energy per step at each limit."""
-
-    time_s: list[float]
-    energy_j: list[float]
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,18 @@ class _Shape:
     bend: float
     smooth: float
 
+    def covariance(self, apart: float, product: float, same: bool) -> float:
+        """Of two limits, before anything is measured.
+
+        Args:
+            apart: Difference of their logarithms.
+            product: Of how far each is below the job's own draw.
+            same: Whether they are one limit.
+        """
+        value = self.level**2 + self.slope**2 * product + self.bend**2 * product**2
+        value += self.smooth**2 * math.exp(-((apart / _LENGTH) ** 2) / 2)
+        return value + same * _OWN**2
+
 
 _OWN = 0.02
 """Deviation of a single limit from the smooth curve, one standard deviation."""
@@ -114,69 +124,52 @@ _TIME = _Shape(0.2, 0.7, level=0.05, slope=0.3, bend=0.7, smooth=0.02)
 _POWER = _Shape(-0.9, 0.0, level=0.05, slope=0.1, bend=0.1, smooth=0.03)
 
 
-@dataclass(frozen=True)
-class _Point:
-    """A point of the process: a limit, and how far it is below the job's own draw."""
-
-    limit_mw: int
-    log: float
-    below: float
-
-
 class _Process:
-    """A Gaussian process of one quantity's logarithm, observed with errors, on a grid of points."""
+    """A Gaussian process of one quantity's logarithm, at all limits.
+
+    Args:
+        shape: What is known before any observation.
+        level: The logarithm at a limit that does not bind.
+        logs: Logarithm of each limit.
+        below: How far each limit is below the job's own draw.
+    """
 
     def __init__(
-        self,
-        shape: _Shape,
-        level: float,
-        observed: Sequence[tuple[_Point, float, float]],
-        grid: Sequence[_Point],
+        self, shape: _Shape, level: float, logs: Sequence[float], below: Sequence[float]
     ) -> None:
-        self._shape = shape
-        points = [point for point, _, _ in observed]
-        gram = [[self._kernel(a, b) for b in points] for a in points]
-        for i, (_, _, variance) in enumerate(observed):
-            gram[i][i] += variance + 1e-9
-        lower = _cholesky(gram)
-        rest = _solve(lower, [value - level - self._mean(point) for point, value, _ in observed])
-        across = [_solve(lower, [self._kernel(a, b) for b in points]) for a in grid]
-        self.mean = [
-            level + self._mean(point) + _dot(row, rest)
-            for point, row in zip(grid, across, strict=True)
-        ]
+        self.mean = [level + (shape.slope_mean + shape.bend_mean * one) * one for one in below]
         self.covariance = [
-            [self._kernel(a, b) - _dot(across[i], across[j]) for j, b in enumerate(grid)]
-            for i, a in enumerate(grid)
+            [
+                shape.covariance(logs[i] - logs[j], below[i] * below[j], i == j)
+                for j in range(len(logs))
+            ]
+            for i in range(len(logs))
         ]
-        self._lower: list[list[float]] | None = None
+
+    def observe(self, at: int, value: float, variance: float) -> None:
+        """Learns the value at a limit, known with this variance."""
+        column = [row[at] for row in self.covariance]
+        total = column[at] + variance
+        off = value - self.mean[at]
+        for i, covariance in enumerate(column):
+            gain = covariance / total
+            self.mean[i] += gain * off
+            self.covariance[i] = [
+                old - gain * one for old, one in zip(self.covariance[i], column, strict=True)
+            ]
 
     def off_the_first(self, i: int) -> float:
-        """Variance of the difference between a point of the grid and the first."""
+        """Variance of the difference between a limit and the first."""
         both = self.covariance[i][i] + self.covariance[0][0]
         return max(0.0, both - 2 * self.covariance[i][0])
 
-    def draw(self, normals: Sequence[float]) -> list[float]:
-        """A random curve on the grid, from as many independent normal numbers."""
-        if self._lower is None:
-            padded = [list(row) for row in self.covariance]
-            for i, row in enumerate(padded):
-                row[i] += 1e-9
-            self._lower = _cholesky(padded)
+    def draw(self, normals: Sequence[Sequence[float]]) -> list[list[float]]:
+        """A random curve from each row of as many independent normal numbers."""
+        lower = _cholesky(self.covariance)
         return [
-            mean + _dot(row[: i + 1], normals)
-            for i, (mean, row) in enumerate(zip(self.mean, self._lower, strict=True))
+            [mean + _dot(row, own) for mean, row in zip(self.mean, lower, strict=True)]
+            for own in normals
         ]
-
-    def _mean(self, point: _Point) -> float:
-        return (self._shape.slope_mean + self._shape.bend_mean * point.below) * point.below
-
-    def _kernel(self, a: _Point, b: _Point) -> float:
-        shape = self._shape
-        product = a.below * b.below
-        value = shape.level**2 + shape.slope**2 * product + shape.bend**2 * product**2
-        value += shape.smooth**2 * math.exp(-(((a.log - b.log) / _LENGTH) ** 2) / 2)
-        return value + (_OWN**2 if a.limit_mw == b.limit_mw else 0.0)
 
 
 def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
@@ -189,13 +182,6 @@ def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
         new.append(math.sqrt(max(1e-12, row[i] - _dot(new, new))))
         lower.append(new)
     return lower
-
-
-def _solve(lower: list[list[float]], right: Sequence[float]) -> list[float]:
-    found: list[float] = []
-    for i, row in enumerate(lower):
-        found.append((right[i] - _dot(found, row)) / row[i])
-    return found
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
@@ -251,7 +237,7 @@ def averages(samples: Sequence[SettingSample]) -> list[LimitEstimate]:
         error = noise / math.sqrt(own.steps)
         errors = error, math.hypot(error, own.energy_error_j / 2 / own.energy_j)
         found.append(LimitEstimate(limit, own.step_s, own.energy_j / own.steps, *errors, own.steps))
-    return found
+    return [*found[:1], *(one.against(found[0]) for one in found[1:])]
 
 
 class Estimates:
@@ -273,26 +259,21 @@ class Estimates:
             self._steps[one.power_limit_mw] = self._steps.get(one.power_limit_mw, 0) + one.steps
         # The job's own power is seen where nothing caps it.
         base = max(stays, key=lambda one: one.power_limit_mw)
-        natural_mw = base.energy_j / base.time_s / gpus * 1000
-
-        def point(limit_mw: int) -> _Point:
-            # A job's peaks are capped a little before its mean.
-            below = max(0.0, math.log(1.04 * natural_mw / limit_mw))
-            return _Point(limit_mw, math.log(limit_mw), below)
-
-        grid = [point(limit) for limit in limits_mw]
-        times: list[tuple[_Point, float, float]] = []
-        powers: list[tuple[_Point, float, float]] = []
-        for one in stays:
-            at = point(one.power_limit_mw)
-            sensor = one.energy_error_j / 2 / one.energy_j
-            times.append((at, math.log(one.step_s), noise**2 / one.steps))
-            # A longer step is more work at about the same power.
-            power = math.log(one.energy_j / one.time_s)
-            powers.append((at, power, (noise / 3) ** 2 / one.steps + sensor**2))
+        base_w = base.energy_j / base.time_s
+        # A job's peaks are capped a little before its mean.
+        capped_mw = PEAK * base_w / gpus * 1000
+        below = [max(0.0, math.log(capped_mw / limit)) for limit in limits_mw]
+        logs = [math.log(limit) for limit in limits_mw]
         self._limits_mw = list(limits_mw)
-        self._time = _Process(_TIME, math.log(base.step_s), times, grid)
-        self._power = _Process(_POWER, math.log(base.energy_j / base.time_s), powers, grid)
+        self._time = _Process(_TIME, math.log(base.step_s), logs, below)
+        self._power = _Process(_POWER, math.log(base_w), logs, below)
+        for one in stays:
+            at = self._limits_mw.index(one.power_limit_mw)
+            sensor = one.energy_error_j / 2 / one.energy_j
+            self._time.observe(at, math.log(one.step_s), noise**2 / one.steps)
+            # A longer step is more work at about the same power.
+            variance = (noise / 3) ** 2 / one.steps + sensor**2
+            self._power.observe(at, math.log(one.energy_j / one.time_s), variance)
 
     def limits(self) -> list[LimitEstimate]:
         """One for each limit, measured or not."""
@@ -309,16 +290,16 @@ class Estimates:
         return found
 
     def curves(
-        self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]
-    ) -> list[LimitCurve]:
-        """Draws random curves.
-
-        Args:
-            normals: For each curve, two rows of independent normal numbers, one for each limit.
+        self, times: Sequence[Sequence[float]], powers: Sequence[Sequence[float]]
+    ) -> list[Curve]:
+        """Draws random curves, from as many rows of independent normal numbers for each quantity,
+        one for each limit.
         """
         curves = []
-        for for_time, for_power in normals:
-            time_s = [math.exp(one) for one in self._time.draw(for_time)]
-            power_w = [math.exp(one) for one in self._power.draw(for_power)]
-            curves.append(LimitCurve(time_s, [t * p for t, p in zip(time_s, power_w, strict=True)]))
+        for for_time, for_power in zip(
+            self._time.draw(times), self._power.draw(powers), strict=True
+        ):
+            time_s = [math.exp(one) for one in for_time]
+            energy_j = [t * math.exp(one) for t, one in zip(time_s, for_power, strict=True)]
+            curves.append((time_s, energy_j))
         return curves

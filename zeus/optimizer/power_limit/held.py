@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from zeus import _node
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError, ZeusGPULeaseExpiredError
-from zeus.optimizer.power_limit.settings import Kind, Setting
+from zeus.optimizer.power_limit.settings import KINDS, Setting
 from zeus_ipc.circuit import bounded, unanswered
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class HeldSetting:
         self._behind: threading.Thread | None = None
         self._wanted: Setting | None = None
         self._asked = False  # for a setting whose outcome is not known yet
-        self._beside: dict[Kind, bool] = {}  # what was tried beside a limit: whether it was set
+        self._beside: dict[str, bool] = {}  # what was tried beside a limit: whether it was set
         self._outcome: _Outcome = False
 
     def set(self, setting: Setting) -> bool:
@@ -136,26 +137,14 @@ class HeldSetting:
             self._beside.setdefault(wanted.beside.kind, False)
         for kind, was_set in list(self._beside.items()):
             value = wanted.of(kind)
+            write, acquire = KINDS[kind].write, KINDS[kind].acquire
             try:
-                self._write_beside(kind, value)
+                self._again(partial(write, gpus, indices, value), partial(acquire, gpus, indices))
             except ZeusBaseError as error:
                 if was_set or value is not None or unanswered(error.__cause__):
                     raise
                 continue  # what was never set need not be restored
             self._beside[kind] = was_set or value is not None
-
-    def _write_beside(self, kind: Kind, value: int | None) -> None:
-        gpus, indices = self._gpus, self._indices
-        if kind == "power_profile":
-            self._again(
-                lambda: gpus.set_power_profiles_of(indices, [] if value is None else [value]),
-                lambda: gpus.acquire_power_profiles(indices),
-            )
-        else:
-            self._again(
-                lambda: gpus.bound_graphics_clocks(indices, value),
-                lambda: gpus.acquire_graphics_clocks(indices),
-            )
 
     def _again(self, write: Callable[[], None], acquire: Callable[[], None]) -> None:
         try:

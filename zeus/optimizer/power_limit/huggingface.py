@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from zeus.optimizer.power_limit.driven import Driven, same_arguments
-from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+from zeus.optimizer.power_limit.driven import Driven
 from zeus.utils.guard import guarded
 
 if TYPE_CHECKING:
@@ -37,11 +35,8 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         ValueError: As `GlobalPowerLimitOptimizer`.
     """
 
-    @same_arguments(GlobalPowerLimitOptimizer.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._require("transformers", "hf", INSTALLED)
-        super().__init__(*args, **kwargs)
-        self._trainer: Callable[[], Trainer | None] = lambda: None
+    _needs = ("transformers", "hf", INSTALLED)
+    _trainer: weakref.ref[Trainer] | None = None
 
     def attach(self, trainer: Trainer) -> None:
         """Adds this to a trainer's callbacks, unless it is there, and logs figures with its `log`.
@@ -108,7 +103,7 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         """
         _, state, control, *_ = event
         over = control.should_training_stop or state.global_step >= state.max_steps
-        if over and "train_runtime" in (objects.get("logs") or {}) and self._trainer() is not None:
+        if over and "train_runtime" in (objects.get("logs") or {}) and self._trainer is not None:
             self._end_training()
             self._send(control)
 
@@ -118,7 +113,7 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         self._end_training()
 
     def _send(self, control: Any) -> None:
-        trainer = self._trainer()
+        trainer = None if self._trainer is None else self._trainer()
         if trainer is not None and self._figures:
             # Logging clears the flag by which the trainer knows that its own figures are due.
             due = control.should_log

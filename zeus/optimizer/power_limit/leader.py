@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from zeus.optimizer.power_limit.estimates import SettingSample
 from zeus.optimizer.power_limit.messages import (
+    CHECK,
     Choose,
     Command,
     Message,
@@ -26,6 +27,7 @@ from zeus.optimizer.power_limit.messages import (
 from zeus.optimizer.power_limit.search import LimitTrial
 from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.variants import SettingsSearch
+from zeus.optimizer.power_limit.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,6 @@ SILENCE_S = 60.0
 """A process that lags by this long, ..."""
 SILENCE_STEPS = 20
 """... and by this many of the leader's steps beyond those of two trials, is excluded."""
-AHEAD = 2
-"""Steps from a command to its start, so that all start it at the same step."""
 
 
 @dataclass
@@ -43,8 +43,6 @@ class _Shared:
 
     trial: Try
     position: float
-    since_s: float
-    since_step: int
     steps: int = 0  # in this process; 0: not run yet
     counts: bool = False  # whether the search waits for it
     parts: dict[int, Piece] = field(default_factory=dict)
@@ -58,6 +56,11 @@ class Leader:
         begin: Creates the search once all are known; raises ValueError if it cannot.
         save: Called with the search, its position, and whether the choice is made, when it leaves a
             setting, when measurements arrive, and at the choice.
+        checks: Whether training is checked after the choice.
+
+    Attributes:
+        search: The search; None: not all processes are known yet.
+        watch: The checks after a choice.
     """
 
     def __init__(
@@ -65,14 +68,17 @@ class Leader:
         world: int,
         begin: Callable[[RankHello], SettingsSearch],
         save: Callable[[SettingsSearch, int, bool], None],
+        checks: bool = False,
     ) -> None:
         self.world = world
+        self.watch: Watch | None = None
+        self._checks = checks
         self.search: SettingsSearch | None = None
         self.over = False
         self._begin = begin
         self._save = save
         self._hellos: dict[int, RankHello] = {}
-        self._first_s: float | None = None
+        self._first: tuple[float, int] | None = None  # seconds and step of the first look
         self._shared: dict[tuple[int, int], _Shared] = {}
         self._trial: Try | None = None
         self._trials = 0
@@ -81,7 +87,7 @@ class Leader:
         self._sampled = False  # whether the trial has a sample
         self._enough = False  # whether the steps run of it have samples
         self._explained: set[str] = set()  # why profiles or clocks that were wanted are left out
-        self._lost = False  # whether fewer samples are outstanding since the last decision
+        self._new = False  # whether something is known since the last decision
         self._longest = 0  # steps of a trial
         self._step = 0
         self._start_step = 0
@@ -92,9 +98,11 @@ class Leader:
     def take(self, rank: int, message: Message) -> None:
         """Handles a process's message."""
         self._heard[rank] = self._now_s, self._step
-        if self.over:
+        if isinstance(message, Piece) and message.trial == CHECK:
+            self._check(message)
+        elif self.over:
             return
-        if isinstance(message, RankHello):
+        elif isinstance(message, RankHello):
             self._hellos[rank] = message
             if len(self._hellos) == self.world:
                 self._start()
@@ -113,7 +121,7 @@ class Leader:
         # Once enough steps were run, all continue until the next command, and no one waits for
         # those pieces.
         shared.counts = self._is_current(trial.trial) and not self._enough
-        self._decide()
+        self._new = True
 
     def tick(self, now_s: float, step: int) -> None:
         """A step of this process begins."""
@@ -123,39 +131,21 @@ class Leader:
         """Looks for processes that have fallen silent, after all messages are handled."""
         if self.over:
             return
-        if self.search is None:
-            if self._first_s is None:
-                self._first_s, self._start_step = self._now_s, self._step
-            if self._late(self._first_s, self._start_step):
-                missing = [rank for rank in range(self.world) if rank not in self._hellos]
-                self._stop(f"{_ranks(missing)} did not begin")
-            return
-        late = [one for one in self._shared.values() if self._late(one.since_s, one.since_step)]
-        silent = [
-            rank
-            for rank, heard in self._heard.items()
-            # A process that leaves a trial loses its last piece, and reports nothing until the next
-            # one.
-            if any(rank not in one.parts for one in late) and self._late(*heard, 2 * self._longest)
-        ]
+        if self._first is None:
+            self._first = self._now_s, self._step
+        for rank in range(self.world):
+            self._heard.setdefault(rank, self._first)
+        silent = [rank for rank in range(self.world) if self._awaits(rank) and self._late(rank)]
         if silent:
-            self._stop(f"{_ranks(silent)} did not report steps")
+            what = "begin" if self.search is None else "report steps"
+            self._stop(f"{_ranks(silent)} did not {what}")
 
     def commands(self) -> list[Command]:
         """Returns the decisions since the last call."""
-        if self._lost:
+        if self._new:  # a decision takes milliseconds
             self._decide()
         new, self._commands = self._commands, []
-        for command in new:
-            if not isinstance(command, Stop):
-                command.from_step = self._step if self.world == 1 else self._step + AHEAD
         return new
-
-    def again(self, now_s: float, step: int) -> None:
-        """Training has changed since it was measured: restarts the search."""
-        self._now_s, self._step = now_s, step
-        self.over = False
-        self._start()
 
     def waited(self, steps: int) -> None:
         """This many steps could not be measured: they do not count for the search."""
@@ -168,9 +158,16 @@ class Leader:
         """Steps that the search has taken."""
         return self._step - self._start_step
 
-    def _late(self, since_s: float, since_step: int, more_steps: int = 0) -> bool:
-        steps = self._step - since_step
-        return self._now_s - since_s > SILENCE_S and steps > SILENCE_STEPS + more_steps
+    def _awaits(self, rank: int) -> bool:
+        if self.search is None:
+            return rank not in self._hellos
+        return any(rank not in one.parts for one in self._shared.values())
+
+    def _late(self, rank: int) -> bool:
+        since_s, since_step = self._heard[rank]
+        # A process that leaves a trial loses its last piece, and reports next in the next trial.
+        steps = SILENCE_STEPS + 2 * self._longest
+        return self._now_s - since_s > SILENCE_S and self._step - since_step > steps
 
     def _from(self, rank: int, reason: str) -> str:
         return reason if self.world == 1 else f"rank {rank}: {reason}"
@@ -203,7 +200,17 @@ class Leader:
             self._stop(str(error))
             return
         self._start_step -= self.search.position
-        self._decide()
+        self._new = True
+
+    def _check(self, piece: Piece) -> None:
+        """Searches again if training has changed since it was measured."""
+        if self.watch is None or not self.over:
+            return
+        what = self.watch.changed(piece.energy_j, piece.time_s, self._step)
+        if what is not None:
+            log.info("training has changed (%s): power limits are measured again", what)
+            self.over = False
+            self._start()
 
     def _piece(self, rank: int, piece: Piece) -> None:
         self._left(rank, piece.trial)
@@ -217,7 +224,7 @@ class Leader:
         if len(shared.parts) < self.world or self.search is None:
             return
         if not all(one.time_s for one in shared.parts.values()):
-            self._lose(key)  # several may be at once, and a decision takes milliseconds
+            self._lose(key)
             return
         del self._shared[key]
         parts = [shared.parts[rank] for rank in range(self.world)]
@@ -237,10 +244,10 @@ class Leader:
         )
         if not current:
             self._save(self.search, self.position, False)
-        self._decide()
+        self._new = True
 
     def _new_shared(self, trial: Try) -> _Shared:
-        return _Shared(trial, self.position, self._now_s, self._step)
+        return _Shared(trial, self.position)
 
     def _is_current(self, trial: int) -> bool:
         return self._trial is not None and trial == self._trial.trial
@@ -252,8 +259,7 @@ class Leader:
                 self._lose(key)
 
     def _lose(self, key: tuple[int, int]) -> None:
-        shared = self._shared.pop(key)
-        self._lost = self._lost or shared.counts
+        self._new |= self._shared.pop(key).counts
 
     def _trouble(self, rank: int, trouble: Trouble) -> None:
         setting, search = trouble.setting, self.search
@@ -273,13 +279,13 @@ class Leader:
         if self._trial is not None and self._trial.setting == setting:
             self._left(rank, self._trial.trial)
             self._trial = None
-        self._decide()
+        self._new = True
 
     def _decide(self) -> None:
         search = self.search
         if search is None or self.over:
             return
-        self._lost = False
+        self._new = False
         current = None if self._trial is None else self._trial.setting
         awaited = [one for one in self._shared.values() if one.counts]
         outstanding = [(one.trial.setting, one.steps) for one in awaited]
@@ -316,6 +322,8 @@ class Leader:
             self._stop(str(error))
             return
         self.over = True
+        if self._checks:
+            self.watch = Watch(chosen, power=self.world == 1, before=self.watch)
         self._save(search, self.position, True)
         choice = Choose(setting=chosen.setting, estimates=estimates, reason=search.reason)
         self._commands.append(choice)

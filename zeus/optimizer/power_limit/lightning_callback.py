@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zeus.optimizer.power_limit.driven import Driven, same_arguments
-from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+from zeus.optimizer.power_limit.driven import Driven
 from zeus.utils.guard import guarded
 from zeus.utils.lightning import INSTALLED, Callback
 
@@ -26,19 +25,16 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
         ValueError: As `GlobalPowerLimitOptimizer`.
     """
 
-    @same_arguments(GlobalPowerLimitOptimizer.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._require("lightning", "lightning", INSTALLED)
-        super().__init__(*args, **kwargs)
-        self._step_began_at = 0
-        self._saved: list[Any] = []
-        self._collect_metrics()
+    _needs = ("lightning", "lightning", INSTALLED)
+    _step_began_at = 0
+    _saved: list[Any]
 
     # ---------------------------------------------------------------------------------- events
 
     @guarded
     def on_train_start(self, trainer: Trainer, *event: Any, **objects: Any) -> None:
         """Training begins, the first time or again; the sanity check is over."""
+        self._collect_metrics()
         self._begin_training()
         self._saved = _saved(trainer)
 

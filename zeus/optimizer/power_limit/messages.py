@@ -18,6 +18,9 @@ from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, Positiv
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.settings import Beside, Setting
 
+CHECK = 0
+"""The trial of steps that are measured at the choice."""
+
 
 class RankHello(BaseModel):
     """The capabilities of a process, or what all of them together can do. The product name of each
@@ -59,26 +62,24 @@ Message = RankHello | Piece | Trouble
 
 
 class Try(BaseModel):
-    """Hold a setting from a step on and measure in pieces until another command comes."""
+    """Hold a setting and measure in pieces until another command comes."""
 
     kind: Literal["try"] = "try"
     trial: int
     setting: Setting
     warmup_steps: int
     steps: int
-    from_step: int = 0
 
 
 class Choose(BaseModel):
-    """Hold a setting from a step on: the choice, from these estimates. `reason`: why the search
-    ended, if not because enough is known.
+    """Hold a setting from now on: the choice, from these estimates. `reason`: why the search ended,
+    if not because enough is known.
     """
 
     kind: Literal["choose"] = "choose"
     setting: Setting
     estimates: list[LimitEstimate]
     reason: str = ""
-    from_step: int = 0
 
     @property
     def chosen(self) -> LimitEstimate:

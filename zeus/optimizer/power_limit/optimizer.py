@@ -17,22 +17,21 @@ from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError, ZeusGPUNotSupportedError
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import arguments, others
-from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import SearchProcess
-from zeus.optimizer.power_limit.effects import NodeEffects
+from zeus.optimizer.power_limit.effects import STEP_WAIT_S, NodeEffects
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.messages import Choose, RankHello
 from zeus.optimizer.power_limit.planner import LimitPlanner, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileFile
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.search import SearchName
-from zeus.optimizer.power_limit.selectors import OptimumSelector
+from zeus.optimizer.power_limit.selectors import OptimumSelector, measurements
 from zeus.optimizer.power_limit.states import Done, State
 from zeus.utils import framework
 from zeus.utils.configured import Configured
 from zeus.utils.guard import guarded
 from zeus.utils.warn import warn
-from zeus_ipc.circuit import bounded
+from zeus_ipc.circuit import WAIT_S, bounded
 from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
@@ -74,8 +73,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
             monitor of one process has the GPUs of all, and only that process has an optimizer.
 
     Raises:
-        ValueError: An argument is out of range, the GPUs differ in their ranges or do not offer the
-            profiles, or another optimizer of this process trains on one of them.
+        ValueError: An argument is out of range, or the GPUs differ in their ranges, or do not offer
+            the profiles or clocks.
 
     Attributes:
         state: `Ready`, `Warmup`, `Profiling` or `Done`; `Done.chosen` is false if the search was
@@ -105,7 +104,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         together: bool = True,
     ) -> None:
         arguments.check_monitor(monitor)
-        arguments.check_selector(optimum_selector, OptimumSelector)
+        arguments.check_selector(optimum_selector)
         arguments.check_steps(wait_steps, warmup_steps, profile_steps)
         arguments.check_pl_step(pl_step)
         if search not in ("adaptive", "exhaustive"):
@@ -127,8 +126,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         self._gpus = [monitor.gpus[index] for index in indices]
         self._publishing = indices
         beside = [
-            *arguments.profiles_to_search(self._gpus, search_profiles),
-            *arguments.clocks_to_search(self._gpus, search_clocks),
+            *arguments.to_search("power_profile", self._gpus, search_profiles),
+            *arguments.to_search("graphics_clock", self._gpus, search_clocks),
         ]
         if indices and (self.profile_path is None or not self.profile_path.exists()):
             others.borrow(monitor.gpus, indices)
@@ -151,11 +150,10 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         self._core = SearchProcess(self._effects, hello, *steps, search == "adaptive")
         self._warned_ended = False
         self._published: Choose | None = None
-        self._inside = self._claimed = False  # training has begun; it has claimed
+        self._inside = False  # training has begun, and not ended
+        self._taken = False  # its GPUs, since training began
+        self._effects.take()
         self._in_step, self._began_s, self._work_s = False, 0.0, 0.0  # of the last whole step
-        uuids = [gpu.uuid for gpu in self._gpus]
-        if others.firmly_held(self, uuids):
-            raise ValueError(f"{self._taken()}.")
 
         if unsupported:
             self._core.give_up(unsupported)
@@ -175,8 +173,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     def on_train_begin(self) -> None:
         """Training begins. If one has ended before, sets its choice again or searches again."""
         core = self._core
-        self._inside = True
-        self._claim()
+        self._inside, self._taken = True, False
+        self._take()
         if core.over and not core.disabled and core.chosen is None:
             self._planner.read_for_rank()
         core.begin_training()
@@ -194,15 +192,20 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         """A step begins: limits change, and windows open and close, here."""
         _node.progress()
         core = self._core
-        self._claim()
+        self._take()
         self._began_s, self._in_step = time.monotonic(), True
+        self._effects.may_wait(STEP_WAIT_S)
         watched = isinstance(core.state, Done)
         core.begin_step(self._began_s, _node.answers(), _node.leases_lost())
         self._follow()
         if core.over:
             if not core.disabled and not self._warned_ended:
                 self._warned_ended = True
-                arguments.warn_of_step_after_end()
+                warn(
+                    "A step began after the power limit optimizer had ended (on_train_end, close, "
+                    "or the end of its with block): limits are restored and nothing is measured. "
+                    "Call on_train_begin to train again, or end it later."
+                )
         elif self.on_progress is not None and not watched:
             self.on_progress(self)
 
@@ -238,14 +241,17 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         core = self._core
         unseen = self._inside and not (core.step or core.disabled or core.chosen)
         if unseen and sys.exc_info()[0] is None:
-            arguments.warn_of_no_step()
+            warn(
+                "Training has ended, and the power limit optimizer saw no step of it: iterate over "
+                "plo.steps(loader), or call on_step_begin and on_step_end in each step."
+            )
         self.close()
 
     def close(self) -> None:
         """Restores the limits. Never raises; the daemon also does it when this process ends."""
-        self._inside = self._claimed = False
+        self._inside = False
+        self._effects.may_wait(WAIT_S)
         self._core.close()
-        others.release(self)
 
     def give_up(self, error: Exception) -> None:
         """Ends the search because of an error, such as a hook's: reports it, and restores the
@@ -294,13 +300,13 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     def current_power_profile(self) -> str | None:
         """The workload power profile that is set with it; None: none."""
         current = self._core.current
-        return None if current is None else current.power_profile
+        return None if current is None else current.named["power_profile"]
 
     @property
     def current_clock(self) -> int | None:
         """The highest graphics clock that is set with it, MHz; None: any."""
         current = self._core.current
-        return None if current is None else current.graphics_clock
+        return None if current is None else current.of("graphics_clock")
 
     @property
     def estimates(self) -> list[LimitEstimate]:
@@ -332,9 +338,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         chosen, reason = None, state.reason if isinstance(state, Done) else ""
         if core.chosen is not None and not core.disabled:
             chosen, reason = core.chosen.chosen, core.chosen.reason
-        force = self.current_power_limit / 1000 or None
-        awaited = None if core.awaited is None else core.awaited.power_limit_mw / 1000
-        report = Report(known, chosen, core.searched, reason, force, awaited)
+        in_force_w = self.current_power_limit / 1000 or None
+        report = Report(known, chosen, core.searched, reason, in_force_w)
         if path is not None:
             try:
                 report.draw(path)
@@ -351,11 +356,8 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     # --------------------------------------------------------------------------------- internals
 
     def _follow(self) -> None:
-        """After events: releases GPUs that are not searched any more, publishes a new choice."""
+        """After events: publishes a new choice."""
         core = self._core
-        if self._claimed and core.disabled:
-            self._claimed = False
-            others.release(self)
         if core.chosen is not self._published and not core.disabled:
             self._published = core.chosen
             if core.chosen is not None:
@@ -366,27 +368,18 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     def _failed(self, error: Exception) -> None:
         self.give_up(error)
 
-    def _claim(self) -> None:
-        """Claims the GPUs for this optimizer, or gives up if another of this process has them."""
-        core = self._core
-        if core.disabled or (core.over and not self._inside):
+    def _take(self) -> None:
+        """Takes the GPUs once in each training; gives up if another optimizer has them since."""
+        if self._core.over:
             return
-        uuids = [gpu.uuid for gpu in self._gpus]
-        if others.claim(self, uuids, firm=self._inside, again=self._claimed):
-            self._claimed = True
-        else:
-            core.give_up(self._taken())
-            self._follow()
-
-    def _taken(self) -> str:
-        return (
-            f"another power limit optimizer of this process trains on {self._names()}; call its "
-            "close() first"
-        )
-
-    def _names(self) -> str:
-        indices = ", ".join(map(str, self.monitor.gpu_indices))
-        return f"GPU {indices}" if len(self._gpus) == 1 else f"some of GPUs {indices}"
+        if not self._taken:
+            self._taken = True
+            self._effects.take()
+        elif self._effects.lost:
+            self._core.give_up(
+                "another power limit optimizer of this process has its GPUs since; close one "
+                "before you create or train the next"
+            )
 
     def _common_range(self, together: bool) -> tuple[int, int]:
         """The range of limits that all GPUs accept, mW, even if other processes set them. With

@@ -1,8 +1,7 @@
 """What a search has to agree on with others: optimizers of this process, and jobs of the site.
 
-Two optimizers on one GPU would overwrite each other's limits. One whose training has begun keeps
-its GPUs until it ends. One that has only seen steps keeps them until another claims them, as after
-an interrupted notebook cell.
+Two optimizers on one GPU would overwrite each other's limits. It belongs to the one that was
+created or began to train last: in a notebook, an earlier one may not know that its training ended.
 
 Under a power budget over many nodes, the allocator shares watts by their value to jobs, so a job
 publishes its measurements. Before it measures, it requests its highest limits: idle GPUs are held
@@ -12,7 +11,6 @@ at their minimum.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import threading
 import time
@@ -29,50 +27,18 @@ WAIT_S = 60.0
 CEILING = "fleet"
 
 
-_guard = threading.Lock()
-_Claim = tuple["weakref.ref[object]", bool]
-"""An optimizer, and whether its training has begun."""
-_claims: dict[str, _Claim] = {}
+_owners: dict[str, weakref.ref[object]] = {}
+"""The optimizer that was created or began to train last, by UUID of its GPUs."""
 
 
-def firmly_held(owner: object, gpus: Sequence[str]) -> bool:
-    """Whether an optimizer other than `owner` is training on one of these GPUs."""
-    return any(firm for _, firm in _of_others(owner, gpus))
+def take(owner: object, gpus: Sequence[str]) -> None:
+    """An optimizer takes GPUs, by their UUIDs, from any earlier one."""
+    _owners.update(dict.fromkeys(gpus, weakref.ref(owner)))
 
 
-def claim(owner: object, gpus: Sequence[str], *, firm: bool, again: bool) -> bool:
-    """Claims GPUs for an optimizer, as long as it exists. Returns whether that succeeded.
-
-    Args:
-        gpus: UUIDs.
-        firm: Whether training has begun and not ended.
-        again: Whether it has claimed them before: then it does not take them from another.
-    """
-    with _guard:
-        others = _of_others(owner, gpus)
-        if others and (again or any(firm for _, firm in others)):
-            return False
-        _claims.update(dict.fromkeys(gpus, (weakref.ref(owner), firm)))
-        return True
-
-
-def release(owner: object) -> None:
-    """Ends the claims of an optimizer."""
-    with _guard:
-        for uuid in [uuid for uuid, (by, _) in _claims.items() if by() in (owner, None)]:
-            del _claims[uuid]
-
-
-def _of_others(owner: object, gpus: Sequence[str]) -> list[_Claim]:
-    def found() -> list[_Claim]:
-        claims = [_claims[uuid] for uuid in gpus if uuid in _claims]
-        return [one for one in claims if one[0]() not in (owner, None)]
-
-    others = found()
-    if others:
-        gc.collect()  # an unreferenced one may still exist
-        others = found()
-    return others
+def taken(owner: object, gpus: Sequence[str]) -> bool:
+    """Whether another optimizer has taken one of these GPUs since."""
+    return any(_owners[uuid]() is not owner for uuid in gpus)
 
 
 def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
-from zeus.optimizer.power_limit.choice import best, measurements
-from zeus.optimizer.power_limit.estimates import LimitCurve, LimitEstimate
+from zeus.optimizer.power_limit.estimates import Curve, LimitEstimate
 from zeus.optimizer.power_limit.messages import RankHello
 from zeus.optimizer.power_limit.profile import (
     PowerLimitMeasurement,
@@ -18,8 +16,8 @@ from zeus.optimizer.power_limit.profile import (
     ProfileFile,
 )
 from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName, expected_steps, piece
-from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
-from zeus.optimizer.power_limit.settings import KINDS, Beside, watts
+from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost, best, measurements
+from zeus.optimizer.power_limit.settings import Beside, watts
 from zeus.optimizer.power_limit.variants import Reference, SettingsSearch
 from zeus.utils import framework
 from zeus.utils.warn import warn
@@ -27,6 +25,7 @@ from zeus.utils.warn import warn
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class LimitPlanner:
     """Creates a search, makes its choice, saves its measurements.
 
@@ -42,27 +41,17 @@ class LimitPlanner:
         limits_mw: The limits that may be tried, mW, descending.
     """
 
-    def __init__(
-        self,
-        name: SearchName,
-        selector: OptimumSelector | None,
-        warmup_steps: int,
-        profile_steps: int,
-        step_mw: int,
-        file: ProfileFile | None,
-        beside: Sequence[Beside] = (),
-    ) -> None:
-        self.name = name
-        self.warmup_steps = warmup_steps
-        self.profile_steps = profile_steps
-        self.step_mw = step_mw
-        self.file = file
-        self.beside = tuple(beside)
-        self.limits_mw: list[int] = []
-        self._given = ZeusCost(eta_knob=0.5) if selector is None else selector
-        self._selector = self._given  # for all GPUs that train together
-        self._participants = RankHello(gpus=[], min_mw=0, max_mw=0)
-        self._saved: list[Profile] = []
+    name: SearchName
+    selector: OptimumSelector | None
+    warmup_steps: int
+    profile_steps: int
+    step_mw: int
+    file: ProfileFile | None
+    beside: Sequence[Beside] = ()
+    limits_mw: list[int] = field(default_factory=list)
+    _selector: OptimumSelector = field(init=False)  # for all GPUs that train together
+    _participants: RankHello = field(init=False)
+    _saved: list[Profile] = field(default_factory=list)
 
     def read_profile(self) -> bool:
         """Reads the saved measurements of an earlier run, for the next search. Returns whether
@@ -87,25 +76,21 @@ class LimitPlanner:
     def begin(self, participants: RankHello) -> SettingsSearch:
         """Creates the search for these GPUs, with what is known about them."""
         self._participants = participants
-        if isinstance(self._given, ZeusCost):
-            self._selector = self._given.of(len(participants.gpus))
+        given = self.selector or ZeusCost(eta_knob=0.5)
+        gpus = len(participants.gpus)
+        self._selector = given.of(gpus) if isinstance(given, ZeusCost) else given
         self.limits_mw = scan(participants.min_mw, participants.max_mw, self.step_mw)
         saved = self._fitting(participants)
         if saved is None:
             return self._make(self.limits_mw)
         same = saved.selector in (None, _describe(self._selector))
-        same = same and all(getattr(saved, name) == of for name, of in self._searched.items())
-        # The steps of another selector do not count.
-        position = saved.position if same else 0
+        same = same and saved.beside == participants.beside
         limits = {round(one.power_limit * 1000) for one in saved.measurements} if same else set()
         search = self._make(sorted(limits.union(self.limits_mw), reverse=True))
+        known = saved.as_samples(self.profile_steps)
         search.resume(
-            [
-                replace(one, position=one.position - saved.position + position)
-                for one in saved.as_samples(self.profile_steps)
-                if one.beside is None or one.beside in participants.beside
-            ],
-            position,
+            [one for one in known if one.beside is None or one.beside in participants.beside],
+            saved.position,
         )
         search.settled = same and saved.complete
         return search
@@ -141,15 +126,16 @@ class LimitPlanner:
 
     def save(self, search: SettingsSearch, position: int, complete: bool) -> None:
         """Saves the measurements. A failure causes a warning."""
-        participants, estimates = self._participants, search.estimates()
+        estimates = search.estimates()
         if self.file is None or not estimates:
             return
+        participants = self._participants
         found = Profile(
             measurements=measurements(estimates, self.profile_steps),
             gpus=participants.gpus,
             range=(participants.min_mw / 1000, participants.max_mw / 1000),
             selector=_describe(self._selector),
-            **self._searched,
+            beside=participants.beside,
             complete=complete,
             position=position,
             samples=search.samples,
@@ -158,14 +144,6 @@ class LimitPlanner:
             self.file.keep(found)
         except OSError as error:
             warn(f"The power limit profile could not be written to {self.file.path}: {error}.")
-
-    @property
-    def _searched(self) -> dict[str, Any]:
-        """What is searched beside limits, by its field of the file."""
-        beside = self._participants.beside
-        return {
-            f"{kind}s": [one.shown for one in beside if one.kind == kind] or None for kind in KINDS
-        }
 
     def _make(self, limits_mw: Sequence[int]) -> SettingsSearch:
         return SettingsSearch(
@@ -204,14 +182,15 @@ def scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
 def costs_of(
     selector: OptimumSelector,
     limits_mw: list[int],
-    curve: LimitCurve,
+    curve: Curve,
     reference: Sequence[LimitEstimate] = (),
 ) -> list[float] | None:
     """Returns the selector's costs of a curve over limits, mW, descending; None if there are none,
     or it fails, as a user's may. `reference` is compared with them.
     """
+    time_s, energy_j = curve
     candidates = [(one.power_limit_mw, one.energy_j, one.time_s) for one in reference]
-    candidates += zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
+    candidates += zip(limits_mw, energy_j, time_s, strict=True)
     try:
         rows = [
             PowerLimitMeasurement(power_limit=watts(limit), energy=joules, time=seconds)

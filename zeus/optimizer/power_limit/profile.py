@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
-from zeus.optimizer.power_limit.settings import KINDS, Kind, beside
+from zeus.optimizer.power_limit.settings import KINDS, Beside, beside
 from zeus_common.atomic import write_text
 from zeus_common.text import explain
 
@@ -38,7 +38,7 @@ class PowerLimitMeasurement(BaseModel):
     graphics_clock: PositiveInt | None = None
 
     @property
-    def named(self) -> dict[Kind, Any]:
+    def named(self) -> dict[str, Any]:
         """What was set beside the limit, by kind; None: nothing of that kind."""
         return {kind: getattr(self, kind) for kind in KINDS}
 
@@ -51,8 +51,7 @@ class Profile(BaseModel):
         gpus: Product names of the GPUs that trained together.
         range: Lowest and highest limit that they accept, W.
         selector: The criterion of the search.
-        power_profiles: Names of the workload power profiles that were searched.
-        graphics_clocks: Bounds of the graphics clock that were searched, MHz, descending.
+        beside: What was searched beside limits.
         complete: Whether the choice was made.
         position: Steps that the search took.
         samples: The samples behind the measurements.
@@ -62,19 +61,15 @@ class Profile(BaseModel):
     gpus: list[str] | None = None
     range: tuple[float, float] | None = None
     selector: str | None = None
-    power_profiles: list[str] | None = None
-    graphics_clocks: list[int] | None = None
+    beside: list[Beside] = Field(default_factory=list)
     complete: bool = True
     position: int = 0
     samples: list[SettingSample] = Field(default_factory=list)
 
     def check(self, gpus: list[str], min_mw: int, max_mw: int) -> str | None:
         """Why it does not fit these GPUs, as the rest of a sentence; None: it does."""
-        if self.gpus is not None:
-            if len(self.gpus) != len(gpus):
-                return f"was measured on {len(self.gpus)} GPUs, and {len(gpus)} train now"
-            if sorted(self.gpus) != sorted(gpus):
-                return f"was measured on {_names(self.gpus)}, and this is {_names(gpus)}"
+        if self.gpus is not None and sorted(self.gpus) != sorted(gpus):
+            return f"was measured on {_names(self.gpus)}, and {_names(gpus)} trains now"
         here = (min_mw / 1000, max_mw / 1000)
         if self.range is not None and self.range != here:
             low, high = self.range

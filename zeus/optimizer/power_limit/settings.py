@@ -2,38 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 from zeus_ipc.controls import profile_id, profile_name
 
-Kind = Literal["power_profile", "graphics_clock"]
-"""What may be searched beside a limit, by its name in files."""
-_PHRASES: dict[Kind, str] = {
-    "power_profile": " with the power profile {}",
-    "graphics_clock": " with clocks up to {} MHz",
-}
+if TYPE_CHECKING:
+    from zeus.device import GPU, GPUs
 
-KINDS = tuple(_PHRASES)
+CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+"""Bounds of the graphics clock to search, of the highest."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What may be set beside a limit.
+
+    Attributes:
+        plural: What there are several of, for users.
+        argument: The optimizer's argument that asks for a search of it.
+        phrase: Follows the limit in a sentence.
+        offered: The values that a GPU takes; empty or ZeusGPUNotSupportedError: none.
+        default: The values to search, of those that all GPUs take.
+        parsed: The value of what users and files name; None: it is no such value.
+        shown: The opposite.
+        descends: Whether lower values save more: they are tried from the highest down.
+        write: Sets a value on GPUs; None: restores them.
+        acquire: Acquires the leases again.
+    """
+
+    plural: str
+    argument: str
+    phrase: str
+    offered: Callable[[GPU], Iterable[int]]
+    default: Callable[[Sequence[int]], Iterable[int]]
+    parsed: Callable[[Any], int | None]
+    shown: Callable[[int], str | int]
+    descends: bool
+    write: Callable[[GPUs, Sequence[int], int | None], None]
+    acquire: Callable[[GPUs, Sequence[int]], None]
+
+
+def _profiles(gpu: GPU) -> list[int]:
+    return [
+        number
+        for name in gpu.get_supported_power_profiles()
+        if (number := profile_id(name)) is not None
+    ]
+
+
+def _share_of_clocks(clocks: Sequence[int]) -> set[int]:
+    return {min(clocks, key=lambda one: abs(one - share * max(clocks))) for share in CLOCK_SHARES}
+
+
+def _clock(named: Any) -> int | None:
+    return int(named) if isinstance(named, Integral) and not isinstance(named, bool) else None
+
+
+KINDS = {
+    "power_profile": Kind(
+        plural="workload power profiles",
+        argument="search_profiles",
+        phrase=" with the power profile {}",
+        offered=_profiles,
+        default=lambda offered: offered,
+        parsed=lambda named: profile_id(named) if isinstance(named, str) else None,
+        shown=profile_name,
+        descends=False,
+        write=lambda gpus, indices, value: gpus.set_power_profiles_of(
+            indices, [] if value is None else [value]
+        ),
+        acquire=lambda gpus, indices: gpus.acquire_power_profiles(indices),
+    ),
+    "graphics_clock": Kind(
+        plural="graphics clocks",
+        argument="search_clocks",
+        phrase=" with clocks up to {} MHz",
+        offered=lambda gpu: gpu.get_supported_graphics_clocks(),
+        default=_share_of_clocks,
+        parsed=_clock,
+        shown=lambda mhz: mhz,
+        descends=True,
+        write=lambda gpus, indices, mhz: gpus.bound_graphics_clocks(indices, mhz),
+        acquire=lambda gpus, indices: gpus.acquire_graphics_clocks(indices),
+    ),
+}
+"""By the name of their field in files; with an `s`, of what was searched."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What is set beside a limit: a workload power profile's number, or a bound of the graphics
-    clock, MHz.
-    """
+    """What is set beside a limit: a value of a kind, such as a bound of the graphics clock, MHz."""
 
-    kind: Kind
+    kind: str
     value: int
 
     @property
     def shown(self) -> str | int:
         """The value as users and files have it: a profile by its name."""
-        return profile_name(self.value) if self.kind == "power_profile" else self.value
+        return KINDS[self.kind].shown(self.value)
 
     def __str__(self) -> str:
-        return f"{self.shown} MHz" if self.kind == "graphics_clock" else str(self.shown)
+        return KINDS[self.kind].phrase.format(self.shown)
 
 
 @dataclass(frozen=True)
@@ -48,20 +120,9 @@ class Setting:
         """The setting of what has one, such as a sample."""
         return Setting(self.power_limit_mw, beside=self.beside)
 
-    def of(self, kind: Kind) -> int | None:
+    def of(self, kind: str) -> int | None:
         """The value of what is beside the limit, if it is of this kind."""
         return self.beside.value if self.beside is not None and self.beside.kind == kind else None
-
-    @property
-    def power_profile(self) -> str | None:
-        """Name of the workload power profile beside the limit; None: none."""
-        number = self.of("power_profile")
-        return None if number is None else profile_name(number)
-
-    @property
-    def graphics_clock(self) -> int | None:
-        """The highest graphics clock beside the limit, MHz; None: any."""
-        return self.of("graphics_clock")
 
     @property
     def named(self) -> dict[str, Any]:
@@ -72,15 +133,13 @@ class Setting:
         return found
 
     def __str__(self) -> str:
-        beside = "" if self.beside is None else _PHRASES[self.beside.kind].format(self.beside.shown)
-        return f"{watts(self.power_limit_mw)} W{beside}"
+        return f"{watts(self.power_limit_mw)} W{self.beside or ''}"
 
 
-def beside(named: Mapping[Kind, Any]) -> Beside | None:
+def beside(named: Mapping[str, Any]) -> Beside | None:
     """What files name, see `Setting.named`."""
     for kind, shown in named.items():
-        named_profile = kind == "power_profile" and shown is not None
-        value = profile_id(shown) if named_profile else shown
+        value = KINDS[kind].parsed(shown)
         if value is not None:
             return Beside(kind, value)
     return None

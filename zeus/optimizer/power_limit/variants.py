@@ -11,14 +11,13 @@ Pure, like every search. A search that has ended for one variant is not used aga
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate, SettingSample
 from zeus.optimizer.power_limit.search import Exhaustive, LimitTrial, Search
-from zeus.optimizer.power_limit.settings import Beside, Setting
+from zeus.optimizer.power_limit.settings import KINDS, Beside, Setting
 
 Reference = Callable[[], list[LimitEstimate]]
 """The estimate at the highest limit alone, to compare others with; empty: unknown yet, or the
@@ -38,7 +37,6 @@ class _Family:
 
     beside: Beside | None
     search: Search
-    begun: int
     over: bool = False
 
 
@@ -53,7 +51,6 @@ class SettingsSearch:
     Attributes:
         best: The choice among estimates; raises ValueError if there is none.
         position: Where it begins: steps of an earlier run.
-        samples: All that count.
     """
 
     def __init__(
@@ -64,14 +61,13 @@ class SettingsSearch:
         brief_steps: int | None = None,
     ) -> None:
         self.position = 0
-        self.samples: list[SettingSample] = []
         self.settled = False
         self._make = make
         self._untried = list(variants)
         self.best = best
         self._brief_steps = brief_steps
         self._deepened = brief_steps is None or not variants
-        self._families = [_Family(None, make(list), 0)]
+        self._families = [_Family(None, make(list))]
         self._highest: list[LimitEstimate] = []  # the reference, for this many samples of limits
         self._referred = 0
 
@@ -85,16 +81,16 @@ class SettingsSearch:
         """Why it has ended, if not because enough is known."""
         return self._families[0].search.reason
 
+    @property
+    def samples(self) -> list[SettingSample]:
+        """All that count."""
+        return [one for family in self._families for one in family.search.samples]
+
     def add(self, sample: SettingSample) -> None:
         """The sample of steps that were run."""
         if (family := self._family(sample)) is not None:
-            family.search.add(replace(sample, position=sample.position - family.begun))
+            family.search.add(sample)
             family.over = False  # a late sample may show that training has changed
-        self.samples = [
-            replace(one, position=one.position + family.begun)
-            for family in self._families
-            for one in family.search.samples
-        ]
 
     def resume(self, samples: Sequence[SettingSample], position: int = 0) -> None:
         """Adds the measurements of an earlier run of the same job, until a position."""
@@ -103,10 +99,9 @@ class SettingsSearch:
         for variant in list(self._untried):
             own = [one for one in samples if one.beside == variant]
             if own:
-                begun = int(own[0].position - own[0].steps / 2)
                 deep = any(one.power_limit_mw < limits[0] for one in own)
                 self._deepened |= deep
-                self._try(variant, begun, deep)
+                self._try(variant, deep)
         for sample in samples:
             if sample.power_limit_mw in limits:
                 self.add(sample)
@@ -149,13 +144,13 @@ class SettingsSearch:
                 for setting, steps in outstanding:
                     if setting.beside == family.beside:
                         waits[setting.power_limit_mw] += steps
-                trial = family.search.next(here, position - family.begun, waits)
+                trial = family.search.next(here, position, waits)
                 if trial is not None:
                     return replace(trial, beside=family.beside)
                 if waits:
                     return None
                 family.over = True
-            if not self._extend(position):
+            if not self._extend():
                 break
         return None
 
@@ -168,15 +163,7 @@ class SettingsSearch:
                 found += own
             elif found:
                 first = found[0]
-                found += [
-                    replace(
-                        one,
-                        beside=family.beside,
-                        time_ratio_error=math.hypot(one.time_error, first.time_error),
-                        energy_ratio_error=math.hypot(one.energy_error, first.energy_error),
-                    )
-                    for one in own
-                ]
+                found += [replace(one, beside=family.beside).against(first) for one in own]
         return found
 
     def _family(self, of: Setting) -> _Family | None:
@@ -189,31 +176,30 @@ class SettingsSearch:
             self._referred, self._highest = known, alone.estimates()[:1]
         return self._highest
 
-    def _try(self, variant: Beside, position: int, deep: bool = False) -> None:
+    def _try(self, variant: Beside, deep: bool = False) -> None:
         """Starts a variant: at the highest limit, or at all of them."""
         self._untried.remove(variant)
         search = self._make(self._reference)
         if not deep and self._brief_steps is not None:
             search = Exhaustive(search.limits_mw[:1], search.warmup_steps, self._brief_steps)
-        self._families.append(_Family(variant, search, position))
+        self._families.append(_Family(variant, search))
 
-    def _extend(self, position: int) -> bool:
+    def _extend(self) -> bool:
         """Starts what is next, once everything started has ended. Returns False if nothing is
         left.
         """
-        if self._untried and _is_clock(self._untried[0]) and self._brief_steps is not None:
-            self._skip_clocks()
+        if self._untried and _descends(self._untried[0]) and self._brief_steps is not None:
+            self._skip_lower()
         if self._untried:
-            self._try(self._untried[0], position)
+            self._try(self._untried[0])
             return True
         family = None if self._deepened else self._best_family()
         self._deepened = True
         if family is None or family.beside is None:
             return False
-        earlier, shift = family.search.samples, family.begun - position
-        family.search, family.begun = self._make(self._reference), position
+        earlier, family.search = family.search.samples, self._make(self._reference)
         for one in earlier:
-            family.search.add(replace(one, position=one.position + shift))
+            family.search.add(one)
         family.over = False
         return True
 
@@ -226,13 +212,12 @@ class SettingsSearch:
         except ValueError:
             return None  # the choice will fail in the same way, and report it
 
-    def _skip_clocks(self) -> None:
+    def _skip_lower(self) -> None:
         """Leaves out the clocks that are left, if the lowest measured ones are not the best."""
-        clocks = [one for one in self._families if one.beside is not None and _is_clock(one.beside)]
-        lowest = clocks[-CLOCKS_BEHIND:]
+        lowest = [one for one in self._families if _descends(one.beside)][-CLOCKS_BEHIND:]
         if len(lowest) == CLOCKS_BEHIND and self._best_family() not in lowest:
-            self._untried = [one for one in self._untried if not _is_clock(one)]
+            self._untried = [one for one in self._untried if not _descends(one)]
 
 
-def _is_clock(variant: Beside) -> bool:
-    return variant.kind == "graphics_clock"
+def _descends(variant: Beside | None) -> bool:
+    return variant is not None and KINDS[variant.kind].descends

@@ -19,29 +19,29 @@ CHANGED = 0.1
 class Watch:
     """Schedules and evaluates checks. A check measures some steps at the choice.
 
+    Args:
+        chosen: The estimate of the choice.
+        power: Whether power is compared, too.
+        before: That of the search before; checks are fewer now.
+
     Attributes:
-        steps: Steps since the choice.
-        next: When the next check begins.
-        opened: When the last one began.
+        next: The step in which the next check begins.
     """
 
-    def __init__(self, chosen: LimitEstimate, power: bool) -> None:
+    def __init__(self, chosen: LimitEstimate, power: bool, before: Watch | None) -> None:
         self.chosen = chosen
-        self.steps = self.opened = 0
-        self.next = FIRST_STEPS
+        self.next = 0
         self._power = power
-        self._every = CHECK_STEPS
+        self._every: int = CHECK_STEPS if before is None else 2 * before._every
         self._off = False
 
-    def follow(self, before: Watch, again: bool) -> None:
-        """Continues another watch; after a new search, with fewer checks."""
-        self._every = before._every if again else 2 * before._every
-
-    def changed(self, energy_j: float, seconds: float) -> str | None:
-        """Describes what a check shows to have changed; None: nothing, or it may be chance."""
-        self.next = self.steps + self._every
+    def changed(self, energy_j: float, seconds: float, step: int) -> str | None:
+        """Describes what a check shows to have changed, in a step; None: nothing, or it may be
+        chance.
+        """
         if energy_j <= 0 or seconds <= 0:
             return None
+        self.next = step + self._every
         noise = STEP_NOISE**2 / WINDOW_STEPS
         time = math.log(seconds / WINDOW_STEPS / self.chosen.time_s)
         bound = max(math.log(1 + CHANGED), 4 * math.sqrt(self.chosen.time_error**2 + noise))
@@ -53,6 +53,6 @@ class Watch:
             off = abs(power) > math.log(1 + CHANGED)
             what = f"power is {math.exp(power) - 1:+.0%} against what was measured"
         if off:
-            self.next = self.steps
+            self.next = step
         twice, self._off = off and self._off, off
         return what if twice else None
