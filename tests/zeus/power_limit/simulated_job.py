@@ -5,6 +5,7 @@ that is a dictionary, devices of arithmetic, and a clock that passes only by tra
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from zeus.exceptions import ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit import Done
 from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
-from zeus.optimizer.power_limit.variants import SettingsSearch
+from zeus.optimizer.power_limit.search import SettingsSearch
 
 HIGH, LOW = 300_000, 150_000
 MAX_Q = 1
@@ -224,7 +225,7 @@ class Gpus:
 
     @property
     def uuid(self) -> str:
-        return f"GPU-{id(self._process)}"
+        return f"GPU-{self._process.number}"
 
     def with_power_limit(self, gpu_indices: list[int], alone: bool = True) -> list[int]:
         return [] if self._process.second else gpu_indices
@@ -274,6 +275,9 @@ class Gpus:
         self._process.limit, self._process.profiles = self._process.high, []
 
 
+_numbers = itertools.count()
+
+
 @dataclass
 class Process:
     """One process: a training loop of steps with failures."""
@@ -295,6 +299,7 @@ class Process:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.number = next(_numbers)
         self.weight = 1 + 2**self.rank / 1000  # no other sum of them is that of all
         self.limit = self.high
         self.limits: list[tuple[int, int]] = []

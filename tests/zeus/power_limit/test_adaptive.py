@@ -290,7 +290,7 @@ def test_another_selector_continues_from_a_profile(
     ("change", "words"),
     [
         ({"gpus": ["NVIDIA H100 80GB HBM3"]}, "was measured on 1 NVIDIA H100 80GB HBM3"),
-        ({"gpus": ["NVIDIA A40", "NVIDIA A40"]}, "on 2 NVIDIA A40, and 1 NVIDIA A40 trains"),
+        ({"gpus": ["NVIDIA A40", "NVIDIA A40"]}, "on 2 NVIDIA A40, and this is 1 NVIDIA A40"),
         ({"range": [100, 250]}, "is of limits from 100 to 250 W, and here they are 100 to 300 W"),
     ],
 )

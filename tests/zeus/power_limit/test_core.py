@@ -14,10 +14,9 @@ from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Message, Piece, RankHello
 from zeus.optimizer.power_limit.ranks import Ranks
-from zeus.optimizer.power_limit.search import Exhaustive, Search
+from zeus.optimizer.power_limit.search import Exhaustive, Search, SettingsSearch
 from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
-from zeus.optimizer.power_limit.variants import SettingsSearch
 
 LIMITS = [300_000, 250_000, 200_000, 150_000]
 HIGHEST = LIMITS[0]
@@ -116,6 +115,9 @@ class Shell:
 
     def note(self, figures: dict[str, float]) -> None:
         self.done.append(("note", figures))
+
+    def chosen(self, choice: Choose) -> None:
+        self.done.append(("chosen", choice))
 
     def end(self, reason: str, *, warn: bool) -> None:
         self.done.append(("end", reason))

@@ -24,9 +24,8 @@ from zeus.optimizer.power_limit.core import LISTEN_STEPS
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Piece, RankHello, Trouble, Try
 from zeus.optimizer.power_limit.profile import ProfileFile
-from zeus.optimizer.power_limit.search import Exhaustive
+from zeus.optimizer.power_limit.search import Exhaustive, SettingsSearch
 from zeus.optimizer.power_limit.settings import Setting
-from zeus.optimizer.power_limit.variants import SettingsSearch
 
 # ------------------------------------------------------------------------------------ in agreement
 

@@ -24,9 +24,8 @@ from zeus.optimizer.power_limit import (
 from zeus.optimizer.power_limit.estimates import SettingSample
 from zeus.optimizer.power_limit.messages import RankHello
 from zeus.optimizer.power_limit.planner import LimitPlanner
-from zeus.optimizer.power_limit.search import SearchName
+from zeus.optimizer.power_limit.search import SearchName, SettingsSearch
 from zeus.optimizer.power_limit.settings import Beside, Setting
-from zeus.optimizer.power_limit.variants import SettingsSearch
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad
 from zeusd.devices.simulated.workloads import ModelWorkload
@@ -186,6 +185,21 @@ def test_the_choice_is_kept_in_the_profile(node: VirtualNode, tmp_path: Path) ->
     assert isinstance(plain.state, Done)
     assert plain.state.optimal_clock is None
     assert clocks(node) == [None, None]
+
+
+def test_the_next_optimizer_has_no_clock_of_one_that_never_ended(node: VirtualNode) -> None:
+    work = node.nvml.open_work([0, 1], MEMORY_BOUND)
+    first = GlobalPowerLimitOptimizer(node.monitor(), Energy(), search_clocks=True, **SMALL)
+    while first.current_clock is None:
+        train(first, work, 1)
+    assert clocks(node) != [None, None]
+    second = GlobalPowerLimitOptimizer(node.monitor(), Energy(), **SMALL)
+    assert clocks(node) == [None, None]
+    with pytest.warns(UserWarning, match="another power limit optimizer"):
+        train(first, work, 1)
+    train(second, work, 3000, until_done=True)
+    assert second.state.optimal_power_limit == node.limit_w() * 1000
+    second.close()
 
 
 def test_clocks_that_gpus_do_not_have_are_refused_in_one_sentence(node: VirtualNode) -> None:

@@ -89,6 +89,9 @@ class Effects(Protocol):
     def note(self, figures: dict[str, float]) -> None:
         """Shows figures, by name."""
 
+    def chosen(self, choice: Choose) -> None:
+        """Tells the user and the site."""
+
     def end(self, reason: str, *, warn: bool) -> None:
         """Tells the user why the search was given up, and which limit is in force."""
 
@@ -557,19 +560,12 @@ class SearchProcess:
     # ------------------------------------------------------------------------------ the choice
 
     def _choose(self, command: Choose) -> None:
-        first, chosen = command.estimates[0], command.chosen
         self.chosen, self.state = command, _done(command)
         if self._leader is not None and self._leader.watch is not None:
             self._leader.watch.next = self.step + FIRST_STEPS
-        self._effects.report(f"optimal power limit: {command.setting}")
-        self._effects.note(
-            {
-                "chosen_power_limit_w": chosen.power_limit_mw / 1000,
-                "energy_saving": 1 - chosen.energy_j / first.energy_j,
-                "slowdown": chosen.time_s / first.time_s - 1,
-            }
-        )
         self._hold(command.setting)
+        if not self.over:
+            self._effects.chosen(command)
 
     def _check(self) -> None:
         """Measures some steps at the choice when they are due, where the leader is."""

@@ -19,6 +19,7 @@ from zeus.optimizer.power_limit import others
 from zeus.optimizer.power_limit.core import Reading
 from zeus.optimizer.power_limit.held import HeldSetting
 from zeus.optimizer.power_limit.leader import Leader
+from zeus.optimizer.power_limit.messages import Choose
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.ranks import Ranks, connect
 from zeus.optimizer.power_limit.settings import Setting, watts
@@ -70,8 +71,9 @@ class NodeEffects:
         return connect(self.leader, world)
 
     def take(self) -> None:
-        """Takes the GPUs from any earlier optimizer of this process."""
-        others.take(self, self._uuids)
+        """Takes the GPUs, with what an earlier optimizer of this process has set."""
+        if others.take(self, self._uuids):
+            self._held.inherit()
 
     @property
     def lost(self) -> bool:
@@ -94,6 +96,7 @@ class NodeEffects:
         if setting is not None:
             return self._held.set(setting)
         if not self.lost:
+            others.leave(self._uuids)
             self._held.release()
         return True
 
@@ -133,6 +136,21 @@ class NodeEffects:
         """Shows figures."""
         if self.show is not None:
             self.show({f"zeus/{name}": value for name, value in figures.items()})
+
+    def chosen(self, choice: Choose) -> None:
+        """Tells the user, and the site what each limit is worth."""
+        log.info("optimal power limit: %s", choice.setting)
+        first, chosen = choice.estimates[0], choice.chosen
+        self.note(
+            {
+                "chosen_power_limit_w": chosen.power_limit_mw / 1000,
+                "energy_saving": 1 - chosen.energy_j / first.energy_j,
+                "slowdown": chosen.time_s / first.time_s - 1,
+            }
+        )
+        alone = [one for one in choice.estimates if one.beside is None]
+        times_s = {one.power_limit_mw: one.time_s for one in alone}
+        others.publish(self._monitor.gpus, self._indices, times_s)
 
     def end(self, reason: str, *, warn: bool) -> None:
         """Tells the user why the search was given up, and which limit is in force."""

@@ -67,6 +67,10 @@ class HeldSetting:
             raise outcome
         return outcome
 
+    def inherit(self) -> None:
+        """Another setting may be in force: the next one restores what it has beside its limit."""
+        self._beside.update(dict.fromkeys(KINDS, False))
+
     def release(self) -> None:
         """Restores the setting. Does not wait for a zeusd that does not answer, or has not set one
         yet.

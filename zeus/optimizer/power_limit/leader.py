@@ -24,9 +24,8 @@ from zeus.optimizer.power_limit.messages import (
     Trouble,
     Try,
 )
-from zeus.optimizer.power_limit.search import LimitTrial
+from zeus.optimizer.power_limit.search import LimitTrial, SettingsSearch
 from zeus.optimizer.power_limit.settings import Setting
-from zeus.optimizer.power_limit.variants import SettingsSearch
 from zeus.optimizer.power_limit.watch import Watch
 
 log = logging.getLogger(__name__)

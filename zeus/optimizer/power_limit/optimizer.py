@@ -20,7 +20,7 @@ from zeus.optimizer.power_limit import arguments, others
 from zeus.optimizer.power_limit.core import SearchProcess
 from zeus.optimizer.power_limit.effects import STEP_WAIT_S, NodeEffects
 from zeus.optimizer.power_limit.estimates import LimitEstimate
-from zeus.optimizer.power_limit.messages import Choose, RankHello
+from zeus.optimizer.power_limit.messages import RankHello
 from zeus.optimizer.power_limit.planner import LimitPlanner, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileFile
 from zeus.optimizer.power_limit.report import Report
@@ -124,7 +124,6 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         alone = not together or framework.alone()
         indices = monitor.gpus.with_power_limit(monitor.gpu_indices, alone)
         self._gpus = [monitor.gpus[index] for index in indices]
-        self._publishing = indices
         beside = [
             *arguments.to_search("power_profile", self._gpus, search_profiles),
             *arguments.to_search("graphics_clock", self._gpus, search_clocks),
@@ -149,7 +148,6 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         steps = wait_steps, warmup_steps, profile_steps
         self._core = SearchProcess(self._effects, hello, *steps, search == "adaptive")
         self._warned_ended = False
-        self._published: Choose | None = None
         self._inside = False  # training has begun, and not ended
         self._taken = False  # its GPUs, since training began
         self._effects.take()
@@ -157,14 +155,12 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
 
         if unsupported:
             self._core.give_up(unsupported)
-            self._follow()
             return
         self._turn_persistence_on()
         if self._planner.read_for_rank() and alone:
             self._core.join()
             self._core.listen()
         self._core.begin()
-        self._follow()
 
     # ------------------------------------------------------------------------------- callbacks
 
@@ -178,7 +174,6 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         if core.over and not core.disabled and core.chosen is None:
             self._planner.read_for_rank()
         core.begin_training()
-        self._follow()
 
     @override
     @guarded
@@ -197,7 +192,6 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         self._effects.may_wait(STEP_WAIT_S)
         watched = isinstance(core.state, Done)
         core.begin_step(self._began_s, _node.answers(), _node.leases_lost())
-        self._follow()
         if core.over:
             if not core.disabled and not self._warned_ended:
                 self._warned_ended = True
@@ -223,7 +217,6 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         passed_s = time.monotonic() - self._began_s
         left = self._in_step and passed_s < LEFT_SHARE * self._work_s
         self._core.pause(not left)
-        self._follow()
 
     on_pause = on_epoch_end
     """Something else begins, such as an evaluation: the same as the end of an epoch."""
@@ -233,7 +226,6 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     def on_evaluate(self, metric: float) -> None:
         """The model was evaluated: discards the open window."""
         self._core.evaluated()
-        self._follow()
 
     @override
     def on_train_end(self) -> None:
@@ -354,16 +346,6 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         return leader.search.estimates()
 
     # --------------------------------------------------------------------------------- internals
-
-    def _follow(self) -> None:
-        """After events: publishes a new choice."""
-        core = self._core
-        if core.chosen is not self._published and not core.disabled:
-            self._published = core.chosen
-            if core.chosen is not None:
-                alone = [one for one in core.chosen.estimates if one.beside is None]
-                times_s = {one.power_limit_mw: one.time_s for one in alone}
-                others.publish(self.monitor.gpus, self._publishing, times_s)
 
     def _failed(self, error: Exception) -> None:
         self.give_up(error)

@@ -28,17 +28,25 @@ CEILING = "fleet"
 
 
 _owners: dict[str, weakref.ref[object]] = {}
-"""The optimizer that was created or began to train last, by UUID of its GPUs."""
+"""The optimizer that was created or began to train last, and has not ended, by UUID of its GPUs."""
 
 
-def take(owner: object, gpus: Sequence[str]) -> None:
-    """An optimizer takes GPUs, by their UUIDs, from any earlier one."""
+def take(owner: object, gpus: Sequence[str]) -> bool:
+    """An optimizer takes GPUs, by their UUIDs. Returns whether an earlier one had one of them."""
+    had = any(uuid in _owners and _owners[uuid]() is not owner for uuid in gpus)
     _owners.update(dict.fromkeys(gpus, weakref.ref(owner)))
+    return had
+
+
+def leave(gpus: Sequence[str]) -> None:
+    """The optimizer that has these GPUs has ended."""
+    for uuid in gpus:
+        _owners.pop(uuid, None)
 
 
 def taken(owner: object, gpus: Sequence[str]) -> bool:
     """Whether another optimizer has taken one of these GPUs since."""
-    return any(_owners[uuid]() is not owner for uuid in gpus)
+    return any(uuid in _owners and _owners[uuid]() is not owner for uuid in gpus)
 
 
 def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:

@@ -15,10 +15,17 @@ from zeus.optimizer.power_limit.profile import (
     ProfileError,
     ProfileFile,
 )
-from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName, expected_steps, piece
+from zeus.optimizer.power_limit.search import (
+    Exhaustive,
+    Reference,
+    Search,
+    SearchName,
+    SettingsSearch,
+    expected_steps,
+    piece,
+)
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost, best, measurements
 from zeus.optimizer.power_limit.settings import Beside, watts
-from zeus.optimizer.power_limit.variants import Reference, SettingsSearch
 from zeus.utils import framework
 from zeus.utils.warn import warn
 

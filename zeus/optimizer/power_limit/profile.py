@@ -69,7 +69,7 @@ class Profile(BaseModel):
     def check(self, gpus: list[str], min_mw: int, max_mw: int) -> str | None:
         """Why it does not fit these GPUs, as the rest of a sentence; None: it does."""
         if self.gpus is not None and sorted(self.gpus) != sorted(gpus):
-            return f"was measured on {_names(self.gpus)}, and {_names(gpus)} trains now"
+            return f"was measured on {_names(self.gpus)}, and this is {_names(gpus)}"
         here = (min_mw / 1000, max_mw / 1000)
         if self.range is not None and self.range != here:
             low, high = self.range

@@ -36,10 +36,6 @@ ALIKE = 0.01
 limit alone."""
 
 
-class NotMeasured(ValueError):
-    """A selector chose a limit that was not measured."""
-
-
 class OptimumSelector(ABC):
     """Chooses a power limit. Subclass it for your own criterion."""
 
@@ -64,7 +60,7 @@ class OptimumSelector(ABC):
         limit = self.select(measurements)
         there = [one for one in measurements if round((one.power_limit - limit) * 1000) == 0]
         if not there:
-            raise NotMeasured(f"{limit:g} W")
+            raise ValueError(f"it chose {limit:g} W, which was not measured")
         return min(there, key=lambda one: one.energy)
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float] | None:
@@ -245,8 +241,6 @@ def _selected(
     name, rows = type(selector).__name__, measurements(estimates, steps)
     try:
         row = selector.choose(rows)
-    except NotMeasured as error:
-        raise ValueError(f"{name} chose {error}, which was not measured") from None
     except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
         raise ValueError(f"{name} could not choose: {error!r}") from None
     if row not in rows:
