@@ -63,9 +63,11 @@ def of_node(client: Client, node: NodeInfo) -> Iterator[Check]:
     """Runs the checks of a zeusd that answers, and of its GPUs."""
     yield _version(node)
     index = {gpu.uuid: gpu.index for gpu in node.gpus}
-    for one in node.problems:
-        since = duration(seconds_since(one.since_ns))
-        yield fault(one.part, f"{named(one.cause, index)}, for {since}", f"`{one.command}`")
+    for problem in node.problems:
+        since = duration(seconds_since(problem.since_ns))
+        yield fault(
+            problem.part, f"{named(problem.cause, index)}, for {since}", f"`{problem.command}`"
+        )
     yield _gpus(node)
     checks: tuple[Callable[[Client, NodeInfo], Check], ...] = (
         _policy,

@@ -50,9 +50,9 @@ def make_receipt(
         raise UnknownGpu(
             f"zeusd has no GPU {gone} now, so no receipt of it; `zeusctl gpus` lists those it has"
         )
-    windows = {one: _window(client, one, since_ns, until_ns) for one in names}
+    windows = {name: _window(client, name, since_ns, until_ns) for name in names}
     # Of others, the ledger will have no more.
-    counted = [one for one in names if not isinstance(windows[one], str)]
+    counted = [name for name in names if not isinstance(windows[name], str)]
     usage, settled_ms = _usage(client, names, counted, since_ns + utc_ns, until_ns + utc_ns)
     if subject.kind and not isinstance(usage, str):
         chosen = [gpu for gpu in chosen if any(map(subject.is_user, usage[gpu.uuid]))]
@@ -81,8 +81,8 @@ def make_receipt(
             uid=client.policy().uid,
             windows=windows,
             timelines={
-                (one, domain): _timeline(client, one, domain, begin_ns, end_ns)
-                for one in names
+                (name, domain): _timeline(client, name, domain, begin_ns, end_ns)
+                for name in names
                 for domain, begin_ns, end_ns in domains
             },
             audit=client.audit(limit=1000),  # all that zeusd keeps
@@ -136,7 +136,10 @@ def _usage(
             accounts, processes = (
                 client.usage(edges, by, gpus=[gpu]).sums for by in ("account", "process")
             )
-            found[gpu] = [*accounts, *(one for one in processes if one.kind == "process")]
+            found[gpu] = [
+                *accounts,
+                *(process for process in processes if process.kind == "process"),
+            ]
     except ZeusIpcError as error:
         return error.message, 0
     return found, settled_ms

@@ -202,14 +202,14 @@ class Evidence:
 
 def receipt_of(found: Evidence) -> Receipt:
     """Makes a receipt."""
-    restarts = [one for one in found.audit.records if one.event == "restarted"]
+    restarts = [record for record in found.audit.records if record.event == "restarted"]
     reasons = [*_of_the_node(found, restarts)]
     gpus = []
     for info in found.gpus:
         gpu = _Gpu(found, info)
         gpus.append(gpu.receipt())
         reasons += [f"GPU {info.index}: {text}" for text in dict.fromkeys(gpu.reasons)]
-    whole = all(one.energy_j is not None for one in gpus)
+    whole = all(gpu.energy_j is not None for gpu in gpus)
     return Receipt(
         at=datetime.now(timezone.utc).astimezone(),
         host=found.host,
@@ -221,9 +221,9 @@ def receipt_of(found: Evidence) -> Receipt:
         time_s=(found.until_ns - found.since_ns) / 1e9,
         subject=" ".join(found.subject).strip(),
         gpus=gpus,
-        energy_j=sum(one.energy_j or 0.0 for one in gpus) if whole else None,
-        uncertainty_j=sum(one.uncertainty_j or 0.0 for one in gpus) if whole else None,
-        restarts=[found.at(one.last_ns) for one in restarts if found.overlaps(one)],
+        energy_j=sum(gpu.energy_j or 0.0 for gpu in gpus) if whole else None,
+        uncertainty_j=sum(gpu.uncertainty_j or 0.0 for gpu in gpus) if whole else None,
+        restarts=[found.at(restart.last_ns) for restart in restarts if found.overlaps(restart)],
         valid=not reasons,
         reasons=reasons,
     )
@@ -231,20 +231,20 @@ def receipt_of(found: Evidence) -> Receipt:
 
 def _of_the_node(found: Evidence, restarts: Sequence[AuditRecord]) -> Iterator[str]:
     started_ns, complete_ns = found.node.started_ns, found.audit.complete_ns
-    for one in restarts:
-        if found.overlaps(one):
-            since, until = found.clock(one.t_ns), found.clock(one.last_ns)
+    for restart in restarts:
+        if found.overlaps(restart):
+            since, until = found.clock(restart.t_ns), found.clock(restart.last_ns)
             yield f"zeusd was restarted at {until}; it has recorded nothing since {since}"
-    if started_ns > found.since_ns and started_ns not in [one.last_ns for one in restarts]:
+    if started_ns > found.since_ns and started_ns not in [restart.last_ns for restart in restarts]:
         yield f"zeusd was started at {found.clock(started_ns)}, and has no earlier audit log"
     if complete_ns > found.since_ns:
         yield (
             f"the audit log is complete from {found.clock(complete_ns)} on; earlier changes are in "
             "zeusd's log (journalctl -u zeusd)"
         )
-    for one in found.audit.records:
-        if one.gpu is None and one.event in _EVENTS and found.overlaps(one):
-            yield f"{_EVENTS[one.event]} at {found.clock(one.t_ns)}"
+    for record in found.audit.records:
+        if record.gpu is None and record.event in _EVENTS and found.overlaps(record):
+            yield f"{_EVENTS[record.event]} at {found.clock(record.t_ns)}"
     if isinstance(found.usage, str):
         yield f"nobody knows who used the GPUs: {found.usage}"
     elif found.settled_ms + EDGE_MS < found.ms(found.until_ns):
@@ -258,9 +258,9 @@ class _Gpu:
         self._found = found
         self._info = info
         self._records = [
-            one
-            for one in found.audit.records
-            if one.gpu == info.uuid and not (one.event in _WRITES and one.result != "ok")
+            record
+            for record in found.audit.records
+            if record.gpu == info.uuid and not (record.event in _WRITES and record.result != "ok")
         ]
         self._named: AuditRecord | None = None  # who made the limit low
         self.reasons: list[str] = []
@@ -338,9 +338,9 @@ class _Gpu:
     def _name_cap(self, t_ns: int, lowest_mw: int, usual_mw: int) -> None:
         """Names who set the limit that was in force from a time on, unless the subject did."""
         every = [
-            one
-            for one in self._records
-            if one.control == Control.POWER_LIMIT and one.event in _CHANGES
+            record
+            for record in self._records
+            if record.control == Control.POWER_LIMIT and record.event in _CHANGES
         ]
         same = [one for one in every if abs(_milliwatts(one) - lowest_mw) <= WATT_MW]
         ends_ns = [*(one.t_ns for one in every[1:]), t_ns]
@@ -366,12 +366,16 @@ class _Gpu:
 
     def _changes(self) -> Iterator[Change]:
         newest: dict[str, AuditRecord] = {}
-        for one in self._records:
-            if one.event in _EVENTS and self._found.overlaps(one):
-                self.reasons.append(f"{_EVENTS[one.event]} at {self._found.clock(one.t_ns)}")
-            if one.event in _CHANGES and one.last_ns < self._found.since_ns:
-                newest[one.control or ""] = one
-        now = [one for one in self._records if one.event in _CHANGES and self._found.overlaps(one)]
+        for record in self._records:
+            if record.event in _EVENTS and self._found.overlaps(record):
+                self.reasons.append(f"{_EVENTS[record.event]} at {self._found.clock(record.t_ns)}")
+            if record.event in _CHANGES and record.last_ns < self._found.since_ns:
+                newest[record.control or ""] = record
+        now = [
+            record
+            for record in self._records
+            if record.event in _CHANGES and self._found.overlaps(record)
+        ]
         for one in [*newest.values(), *now]:
             before = one.last_ns < self._found.since_ns
             text = self._sentence(one) + (", before the interval" if before else "")
@@ -412,25 +416,25 @@ class _Gpu:
             if one.first_ms < until_ms and one.last_ms > since_ms
         ]
         counted = not isinstance(found.windows[self._info.uuid], str)
-        if counted and not any(one.first_ms <= since_ms for one in sums):
+        if counted and not any(used.first_ms <= since_ms for used in sums):
             self.reasons.append("the energy ledger does not reach back to the interval's beginning")
         users = _users(sums, since_ms, until_ms)
         own = self._own(users)
-        for one in users:
-            who, begin, end = _label(one), _clock(one.first_ms), _clock(one.last_ms)
-            if one.kind == "unattributed":
+        for user in users:
+            who, begin, end = _label(user), _clock(user.first_ms), _clock(user.last_ms)
+            if user.kind == "unattributed":
                 self.reasons.append(f"nobody knows who used it for a time: {who}")
                 continue
-            if one not in own:
+            if user not in own:
                 self.reasons.append(f"{who} used it, too, from {begin} to {end}")
-            since, until = _local(one.first_ms), _local(one.last_ms)
-            yield Occupant(who=who, since=since, until=until, own=one in own)
+            since, until = _local(user.first_ms), _local(user.last_ms)
+            yield Occupant(who=who, since=since, until=until, own=user in own)
 
     def _own(self, users: Sequence[UsageSum]) -> list[UsageSum]:
         """Those of the users that are the subject."""
         if self._found.subject.kind:
-            return [one for one in users if self._found.subject.is_user(one)]
-        known = [one for one in users if one.kind not in ("unattributed", "others")]
+            return [user for user in users if self._found.subject.is_user(user)]
+        known = [user for user in users if user.kind not in ("unattributed", "others")]
         most = max(known, key=lambda one: one.active_uj + one.idle_uj, default=None)
         if most is None or not most.workload:
             return [] if most is None else [most]
@@ -445,18 +449,18 @@ def _milliwatts(one: AuditRecord) -> float:
 def _users(sums: Iterable[UsageSum], since_ms: float, until_ms: float) -> list[UsageSum]:
     """One sum for each user; of accounts whose processes are known, only those."""
     found: dict[tuple[object, ...], UsageSum] = {}
-    for one in sums:
-        key = (one.kind, one.name, one.run, one.uid)
+    for used in sums:
+        key = (used.kind, used.name, used.run, used.uid)
         other = found.get(key)
         if other is not None:
             span = {
-                "first_ms": min(one.first_ms, other.first_ms),
-                "last_ms": max(one.last_ms, other.last_ms),
-                "ns": one.ns + other.ns,
-                "methods": [*one.methods, *other.methods],
+                "first_ms": min(used.first_ms, other.first_ms),
+                "last_ms": max(used.last_ms, other.last_ms),
+                "ns": used.ns + other.ns,
+                "methods": [*used.methods, *other.methods],
             }
-            one = one.model_copy(update=span)
-        found[key] = one
+            used = used.model_copy(update=span)
+        found[key] = used
 
     def alone(one: UsageSum) -> bool:
         """Whether it had the GPU for itself and without a pause, so that it had nobody else."""

@@ -84,7 +84,7 @@ def of_stage(
         raise ValueError(f"the profile has no stage {stage}")
     return {
         name: [
-            (mhz, max(one.time for one in rows), sum(one.energy for one in rows) / len(rows))
+            (mhz, max(row.time for row in rows), sum(row.energy for row in rows) / len(rows))
             for mhz, rows in clocks.items()
         ]
         for name, clocks in found.items()

@@ -71,7 +71,7 @@ def bounds_of(methods: Iterable[str], meet: bool = False) -> ChargeBasis:
         meet: Whether the bounds are equal: if both are certain, the sum is exact.
     """
     known = {method.value: BOUNDS[method] for method in Method}
-    kinds = [known.get(one, _ORDER[-1]) for one in methods]
+    kinds = [known.get(method, _ORDER[-1]) for method in methods]
     found = max(kinds, key=_ORDER.index, default=ChargeBasis.EXACT)
     return ChargeBasis.EXACT if meet and found is ChargeBasis.PRESENCE else found
 

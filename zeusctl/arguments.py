@@ -121,9 +121,9 @@ class CommandVerb(click.Command):
         """Places of words that are neither an option nor an option's value."""
         valued = {
             name
-            for one in self.params
-            if isinstance(one, click.Option) and not one.is_flag
-            for name in one.opts
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for name in param.opts
         }
         return [
             place
@@ -172,7 +172,7 @@ def _is_given(context: click.Context, name: str) -> bool:
     if name == "GPUS" and context.meta.get(_FROM_OPTION):
         return True
     (parameter,) = (
-        one for one in context.command.params if name in (*one.opts, str(one.name).upper())
+        param for param in context.command.params if name in (*param.opts, str(param.name).upper())
     )
     value = context.params.get(parameter.name or "")
     source = context.get_parameter_source(parameter.name or "")
@@ -225,7 +225,7 @@ def _programs(begun: str) -> set[str]:
     for folder in os.get_exec_path():
         try:
             with os.scandir(folder) as entries:
-                found |= {one.name for one in entries if one.name.startswith(begun)}
+                found |= {entry.name for entry in entries if entry.name.startswith(begun)}
         except OSError:
             continue  # shells skip it too
     return found

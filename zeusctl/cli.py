@@ -248,6 +248,6 @@ def _here(error: click.ClickException) -> str:
     if isinstance(error.ctx.command, click.Group):
         known = error.option_name in ("-i", "--gpus", "--id")
         return f"it after a command: zeusctl status {error.option_name}" if known else ""
-    names = [name for one in error.ctx.command.params for name in one.opts]
+    names = [name for param in error.ctx.command.params for name in param.opts]
     forms = _ELSEWHERE.get(error.option_name, ())
-    return next((one for one in forms if one.split()[0] in names), "")
+    return next((form for form in forms if form.split()[0] in names), "")

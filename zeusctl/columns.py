@@ -160,9 +160,9 @@ class Column(Generic[E]):
         stem = self.name.removesuffix(self.unit)
         units = _OF_REPLIES.get(self.unit, (self.unit,))
         for name in [self.source] if self.source else [stem + unit for unit in units]:
-            for one in replies:
-                if hasattr(one, name):
-                    return self._converted(getattr(one, name), name.rpartition("_")[2])
+            for reply in replies:
+                if hasattr(reply, name):
+                    return self._converted(getattr(reply, name), name.rpartition("_")[2])
         if None in replies:  # one of them is missing
             return None
         raise AttributeError(f"no reply has {self.source or self.name}")
@@ -263,9 +263,9 @@ def lines(columns: Columns[E], items: Iterable[E], width: int | None = None) -> 
 
 def page(columns: Columns[E], item: E) -> Iterator[str]:
     """The page of one item: a line for each field with a title."""
-    for one in columns:
-        if one.title and (text := one.line(item)):
-            yield entry(one.title, text)
+    for column in columns:
+        if column.title and (text := column.line(item)):
+            yield entry(column.title, text)
 
 
 def entry(title: str, text: str) -> str:
@@ -275,7 +275,7 @@ def entry(title: str, text: str) -> str:
 
 def with_headings(columns: Columns[E]) -> list[Column[E]]:
     """The columns of the table."""
-    return [one for one in columns if one.heading]
+    return [column for column in columns if column.heading]
 
 
 def spare(columns: Columns[E]) -> list[int]:
@@ -286,13 +286,13 @@ def spare(columns: Columns[E]) -> list[int]:
 
 def output_options(columns: Columns[Any]) -> Callable[[F], Callable[..., Any]]:
     """Adds `--columns`, `--format` and `--watch`; the verb gets an `Output`."""
-    known = [one.name for one in columns if one.name]
+    known = [column.name for column in columns if column.name]
 
     def checked(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
         if text is None:
             return ()
         names = [one.strip() for one in text.split(",") if one.strip()]
-        unknown = [one for one in names if one not in known]
+        unknown = [name for name in names if name not in known]
         if unknown or not names:
             what = f"there is no column {unknown[0]!r}" if unknown else "no column is named"
             raise click.UsageError(f"{what}; there are: {', '.join(known)}")
@@ -348,13 +348,13 @@ class Output(Generic[E]):
         self._json = json_wanted or form == "json"
         self._form = form
         self.rows = bool(names) or form == "csv"
-        known = {one.name: one for one in columns if one.name}
+        known = {column.name: column for column in columns if column.name}
         self._columns = [known[name] for name in names or known]
         self._watch_s = watch_s
 
     def shows(self, name: str) -> bool:
         """Whether to print a column by this name."""
-        return self.rows and name in (one.name for one in self._columns)
+        return self.rows and name in (column.name for column in self._columns)
 
     def run(
         self,
@@ -383,8 +383,8 @@ class Output(Generic[E]):
     ) -> Iterable[str]:
         if not self.rows:
             return [report.json()] if self._json else text(report)
-        names = [one.name for one in self._columns]
-        rows = [[one.value(item) for one in self._columns] for item in items(report)]
+        names = [column.name for column in self._columns]
+        rows = [[column.value(item) for column in self._columns] for item in items(report)]
         if self._json:
             at, found = report.at.isoformat(), [dict(zip(names, row, strict=True)) for row in rows]
             return [json.dumps({"schema": "zeusctl.rows/1", "at": at, "rows": found}, default=str)]

@@ -87,9 +87,9 @@ def export(
 
 
 def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
-    for one in usage.sums:
-        same = {name: getattr(one, name) for name in ("kind", "name", "run", "uid", *AMOUNTS)}
-        begin_s, methods = edges[one.interval], "+".join(one.methods)
+    for used in usage.sums:
+        same = {name: getattr(used, name) for name in ("kind", "name", "run", "uid", *AMOUNTS)}
+        begin_s, methods = edges[used.interval], "+".join(used.methods)
         yield Row(node=node, begin_s=begin_s, **same, methods=methods)
     for begin_s, uj in zip(edges, usage.metered_uj, strict=False):
         if uj:

@@ -56,10 +56,10 @@ def page(
     scale, stacks = Scale.of(users), by_day(days, 8)
     colors = dict(zip(stacks, COLORS, strict=False)) | REST
     columns = [*columns_in(scale)[1:], SHARE]
-    idle = [one for one in jobs if one.kind in ("job", "pod") and one.idle_j]
+    idle = [job for job in jobs if job.kind in ("job", "pod") and job.idle_j]
     total, metered = (
         f"{joules / scale.joules:,.2f} {scale.unit}"
-        for joules in (sum(one.energy_j for one in users), metered_j)
+        for joules in (sum(user.energy_j for user in users), metered_j)
     )
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
@@ -130,6 +130,6 @@ def _grid(highest: float) -> list[tuple[float, str]]:
 def _table(columns: Columns[UsedEnergy], sums: Sequence[UsedEnergy]) -> str:
     if not sums:
         return '<p class="note">None.</p>'
-    lines = ["".join(f"<th>{escape(one.heading)}</th>" for one in columns)]
-    lines += ["".join(f"<td>{escape(one.cell(row))}</td>" for one in columns) for row in sums]
+    lines = ["".join(f"<th>{escape(column.heading)}</th>" for column in columns)]
+    lines += ["".join(f"<td>{escape(column.cell(row))}</td>" for column in columns) for row in sums]
     return f"<div class=wide><table><tr>{'</tr><tr>'.join(lines)}</tr></table></div>"

@@ -199,7 +199,7 @@ def _locked(clocks: Sequence[int] | None) -> str:
 def _requested(gpu: Gpu) -> str:
     """The workload power profiles that are requested; empty: the GPU has none."""
     name = Control.POWER_PROFILE.value
-    held = (one.value for one in gpu.controls if one.control == name)
+    held = (control.value for control in gpu.controls if control.control == name)
     return next((quantity_text(name, value) for value in held), "")
 
 
@@ -220,7 +220,7 @@ def _reasons(_: GpuInfo, state: GpuState | None) -> list[str] | None:
 
 def _enforced(_: GpuInfo, state: GpuState | None) -> list[str] | None:
     profiles = None if state is None else state.enforced_power_profiles
-    return None if profiles is None else [profile_name(one) for one in profiles]
+    return None if profiles is None else [profile_name(profile) for profile in profiles]
 
 
 def throttled_text(gpu: Gpu) -> str:
@@ -229,11 +229,11 @@ def throttled_text(gpu: Gpu) -> str:
     by, names = "power limit", [*(gpu.throttle_reasons or ())]
     share = 100 * (gpu.limited.power_s or 0) / RECENT_S
     if 0.5 <= share < 99.5:
-        names = [by, *(one for one in names if one != by)]
+        names = [by, *(name for name in names if name != by)]
         by += f" {share:.0f} %"
     if gpu.limit_author not in (None, BY_LEASE):  # who has a lease is in the table of leases
         by += f" ({gpu.limit_author})"
-    return ", ".join(by if one == "power limit" else one for one in names)
+    return ", ".join(by if name == "power limit" else name for name in names)
 
 
 def _limited(reason: str) -> Callable[..., float | None]:
@@ -410,7 +410,9 @@ class KnownGpu(Entity):
     power_limit_w: PowerLimits = column("LIMITS", text=accepted, part=PowerLimits)
     controls: list[str] = column("CONTROLS", spare=4)
     """Controls that it offers."""
-    power_profiles: list[str] = column(source=lambda gpu: [one.name for one in gpu.power_profiles])
+    power_profiles: list[str] = column(
+        source=lambda gpu: [profile.name for profile in gpu.power_profiles]
+    )
     """Workload power profiles that it offers."""
 
 
@@ -752,7 +754,7 @@ class Problem(Entity):
 def problems_of(node: NodeInfo) -> list[Problem]:
     """What does not work; causes name GPUs by their index."""
     index = {gpu.uuid: gpu.index for gpu in node.gpus}
-    return [Problem.of(one, cause=named(one.cause, index)) for one in node.problems]
+    return [Problem.of(problem, cause=named(problem.cause, index)) for problem in node.problems]
 
 
 class Node(Entity):

@@ -75,9 +75,9 @@ def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, GpuPart]:
     split = [gpu.uuid for gpu in gpus if gpu.mig_enabled]
     found = client.processes(split) if split else {}
     return {
-        one.uuid: GpuPart(uuid, one.slices, one.of, one.gpu_instance)
+        device.uuid: GpuPart(uuid, device.slices, device.of, device.gpu_instance)
         for uuid, listed in found.items()
-        for one in listed.mig_devices
+        for device in listed.mig_devices
     }
 
 

@@ -159,7 +159,7 @@ def draw_energy(sums: Sequence[UsedEnergy], path: Path) -> int:
 
     if not sums:
         raise CommandError("the ledger has no energy in this time; choose a longer time span")
-    scale, days = Scale.of(sums), sorted({f"{one.since:%Y-%m-%d}" for one in sums})
+    scale, days = Scale.of(sums), sorted({f"{used.since:%Y-%m-%d}" for used in sums})
     figure = Figure(figsize=(_WIDTH, 4.0), layout="constrained")
     axes = figure.subplots()
     below = [0.0] * len(days)

@@ -187,7 +187,7 @@ class Session:
     def as_root(self) -> str:
         """This command line, for an administrator."""
         elsewhere = os.environ.get(SOCKET_ENV) and not any(
-            one.startswith("--socket") for one in self._arguments
+            argument.startswith("--socket") for argument in self._arguments
         )
         place = ["--socket", self.socket] if elsewhere else []
         return shlex.join(["sudo", "zeusctl", *place, *self._arguments])

@@ -179,7 +179,7 @@ def _at(positions: Sequence[int], gres: Gres, devices: Devices, root: str) -> li
     orders = [one for one in _orders(devices.gpus, on_the_bus(root)) if len(one) > max(positions)]
     for position in positions:
         meant = {
-            None if gpu is None else gpu.uuid: gpu for gpu in (one[position] for one in orders)
+            None if gpu is None else gpu.uuid: gpu for gpu in (order[position] for order in orders)
         }
         if len(meant) > 1:
             names = ["a lost GPU" if gpu is None else f"GPU {gpu.index}" for gpu in meant.values()]
@@ -204,7 +204,7 @@ def _orders(gpus: Sequence[GpuInfo], bus: Mapping[str, int | None]) -> list[list
     by_number = {number: gpu for gpu in gpus if (number := number_of(gpu.device_file)) is not None}
     if len(by_number) == len(gpus):
         orders.append([by_number[one] for one in sorted(by_number)])
-        numbers = {*by_number, *(one for one in bus.values() if one is not None)}
+        numbers = {*by_number, *(number for number in bus.values() if number is not None)}
         if any(gpu.device_file.startswith("/dev/nvidia") for gpu in gpus):
             numbers |= {*range(max(numbers))}  # the driver counts from 0: a gap is a lost GPU
         orders.append([by_number.get(one) for one in sorted(numbers)])
@@ -329,7 +329,7 @@ def frequencies(
         CommandError: It is malformed, or a GPU's driver lists no clocks.
     """
     parts, kinds = text.removeprefix("gpu:").split(","), set[str]()
-    for part in [one for one in parts if one != "verbose"] or parts:
+    for part in [part for part in parts if part != "verbose"] or parts:
         kind, _, word = part.rpartition("=")
         if kind in kinds or kind not in ("", "memory") or not _CLOCK.fullmatch(word):
             raise CommandError(
@@ -356,7 +356,7 @@ def _nearest(word: str, gpu: GpuInfo, memory: bool) -> int:
     low, high = clocks[0], clocks[-1]
     if word.isdecimal():
         mhz = min(max(int(word), low), high)
-        return next(one for one in clocks if one >= mhz) if memory else mhz
+        return next(clock for clock in clocks if clock >= mhz) if memory else mhz
     if memory:
         middle, last = clocks[(len(clocks) - 1) // 2], clocks[max(len(clocks) - 2, 0)]
     else:  # only the ends are known, and the driver takes its nearest one

@@ -105,8 +105,8 @@ def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[Used
 
     end = (int(time.time()) // BUCKET_S + 1) * BUCKET_S
     usage = client.usage([0, end], kind, name=name)
-    sums = [one for one in usage.sums if run in (None, one.run)]
-    return [reported(one, [0, end], None) for one in sums]
+    sums = [used for used in usage.sums if run in (None, used.run)]
+    return [reported(used, [0, end], None) for used in sums]
 
 
 def reported(
@@ -142,22 +142,22 @@ def tightened(usage: Usage) -> Usage:
     idle or unattributed; only that part is uncertain.
     """
     sums = []
-    for one in usage.sums:
-        if one.kind == "total":
-            metered_uj = usage.metered_uj[one.interval]
+    for used in usage.sums:
+        if used.kind == "total":
+            metered_uj = usage.metered_uj[used.interval]
             rest = [
                 other
                 for other in usage.sums
-                if other.interval == one.interval and other.kind in NOBODYS
+                if other.interval == used.interval and other.kind in NOBODYS
             ]
             lower_uj = metered_uj - sum(other.upper_uj for other in rest)
             upper_uj = metered_uj - sum(other.lower_uj for other in rest)
             bounds = {
-                "lower_uj": max(one.lower_uj, lower_uj),
-                "upper_uj": min(one.upper_uj, upper_uj),
+                "lower_uj": max(used.lower_uj, lower_uj),
+                "upper_uj": min(used.upper_uj, upper_uj),
             }
-            one = one.model_copy(update=bounds)
-        sums.append(one)
+            used = used.model_copy(update=bounds)
+        sums.append(used)
     return usage.model_copy(update={"sums": sums})
 
 
@@ -172,7 +172,7 @@ class Scale(NamedTuple):
     @classmethod
     def of(cls, sums: Iterable[UsedEnergy]) -> Scale:
         """The scale for these sums."""
-        kwh = sum(one.energy_j for one in sums) >= KWH_J / 10
+        kwh = sum(used.energy_j for used in sums) >= KWH_J / 10
         return cls("kWh", KWH_J, 2) if kwh else cls("J", 1, 1)
 
     def text(self, joules: float) -> str:
@@ -202,31 +202,31 @@ def lines(sums: Sequence[UsedEnergy], metered_j: float | None) -> list[str]:
     """
     scale = Scale.of(sums)
     day, *others = columns_in(scale)
-    days = len({one.since for one in sums}) > 1
-    accounts = [one for one in sums if days or one.kind not in NOBODYS]
+    days = len({used.since for used in sums}) > 1
+    accounts = [used for used in sums if days or used.kind not in NOBODYS]
     found = table_of([day, *others] if days else others, accounts) if accounts else []
-    nobodys = () if days else [one for one in sums if one.kind in NOBODYS]
-    rest = [f"{account_text(one)} {scale.text(one.energy_j)}" for one in nobodys]
-    rest.append(f"total {scale.text(sum(one.energy_j for one in sums))} {scale.unit}")
+    nobodys = () if days else [used for used in sums if used.kind in NOBODYS]
+    rest = [f"{account_text(used)} {scale.text(used.energy_j)}" for used in nobodys]
+    rest.append(f"total {scale.text(sum(used.energy_j for used in sums))} {scale.unit}")
     if metered_j is not None:
         rest.append(f"GPU counters {scale.text(metered_j)} {scale.unit}")
     line, room = "   ".join(rest), screen_width()
-    limited = [f"{account_text(one)}: {', '.join(one.limited)}" for one in sums if one.limited]
+    limited = [f"{account_text(used)}: {', '.join(used.limited)}" for used in sums if used.limited]
     return [*found, *estimates(sums), *limited, *(rest if 0 < room < len(line) else [line])]
 
 
 def estimates(sums: Iterable[UsedEnergy]) -> list[str]:
     """Why sums are estimates: a line for each method."""
-    methods = dict.fromkeys(method for one in sums for method in one.basis)
-    return [f"{one}: {reason_of([one])}" for one in methods if reason_of([one])]
+    methods = dict.fromkeys(method for used in sums for method in used.basis)
+    return [f"{method}: {reason_of([method])}" for method in methods if reason_of([method])]
 
 
 def by_day(sums: Iterable[UsedEnergy], most: int) -> dict[str, dict[str, float]]:
     """Energy by account and day, J: the largest accounts, the sum of others, and nobody's."""
     accounts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for one in sums:
-        name = f"({one.kind})" if one.kind in NOBODYS else account_text(one)
-        accounts[name][f"{one.since:%Y-%m-%d}"] += one.energy_j
+    for used in sums:
+        name = f"({used.kind})" if used.kind in NOBODYS else account_text(used)
+        accounts[name][f"{used.since:%Y-%m-%d}"] += used.energy_j
     nobodys = {f"({kind})": accounts.pop(f"({kind})", {}) for kind in NOBODYS}
     ranked = sorted(accounts, key=lambda name: -sum(accounts[name].values()))
     others: dict[str, float] = defaultdict(float)
@@ -262,13 +262,13 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
 
 def check(usage: Usage) -> int:
     """Returns the difference between the sums and the meters, in microjoules."""
-    return sum(one.active_uj + one.idle_uj for one in usage.sums) - sum(usage.metered_uj)
+    return sum(used.active_uj + used.idle_uj for used in usage.sums) - sum(usage.metered_uj)
 
 
 def rows(sums: Iterable[UsedEnergy]) -> Iterator[list[Any]]:
     """Rows for a file, in the order of `USED`; times are texts with their offset from UTC."""
-    for one in sums:
-        yield [_cell(column.value(one)) for column in USED]
+    for used in sums:
+        yield [_cell(column.value(used)) for column in USED]
 
 
 def _cell(value: Any) -> Any:

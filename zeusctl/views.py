@@ -36,8 +36,10 @@ def reports_of(
             error=named(errors[gpu.uuid], indices).removeprefix(f"GPU {gpu.index} ")
             if gpu.uuid in errors
             else None,
-            leases=sum(one.uuid == gpu.uuid for one in leases),
-            processes=None if processes is None else sum(one.uuid == gpu.uuid for one in processes),
+            leases=sum(lease.uuid == gpu.uuid for lease in leases),
+            processes=None
+            if processes is None
+            else sum(process.uuid == gpu.uuid for process in processes),
         )
         for gpu in gpus
     ]
@@ -121,8 +123,8 @@ def lease_reports(client: Client, gpus: Sequence[GpuInfo], *, others: bool = Fal
 def ceiling_reports(gpus: Sequence[GpuInfo]) -> list[Ceiling]:
     """The ceilings of these GPUs, in their order; `Gpu.persisted` reports a persistent limit."""
     return [
-        Ceiling.of(one, gpu=gpu.index, uuid=gpu.uuid)
+        Ceiling.of(ceiling, gpu=gpu.index, uuid=gpu.uuid)
         for gpu in gpus
-        for one in gpu.ceilings
-        if one.name != "persisted"
+        for ceiling in gpu.ceilings
+        if ceiling.name != "persisted"
     ]

@@ -257,7 +257,9 @@ class _Running:
 
     def subscribe(self, names: Sequence[str], buffer: int) -> _Subscription:
         def ended() -> None:
-            self._subscriptions = [one for one in self._subscriptions if one is not subscription]
+            self._subscriptions = [
+                other for other in self._subscriptions if other is not subscription
+            ]
             self._stream()
 
         subscription = _Subscription(frozenset(names), buffer, ended)
@@ -266,7 +268,9 @@ class _Running:
         return subscription
 
     def _stream(self) -> None:
-        names = frozenset[str]().union(*(one.names for one in self._subscriptions))
+        names = frozenset[str]().union(
+            *(subscription.names for subscription in self._subscriptions)
+        )
         self._reactor.post(lambda: self._engine.sampling.stream(names))
 
     def _publish(self, name: str, sample: TickReading) -> None:

@@ -67,7 +67,10 @@ FOLDERS = (
 )
 
 
-NAMED = ("zeus/measure", "zeus/monitor", "zeus_fleet", "zeusctl/exporter", "zeusd/devices")
+NAMED = (
+    *("zeus_ipc", "zeus_common", "zeusd", "zeusctl", "zeus_fleet"),
+    *("zeus/compat", "zeus/device", "zeus/measure", "zeus/monitor", "zeus/show_env", "zeus/utils"),
+)
 """Rooms in which an item of what has a plural for its name has the singular."""
 
 _UNNAMED = re.compile(r"\bfor one in (?:\w+\.)*\w*[a-rt-z]s(?:\.values\(\))?(?=[\s\]:)}])")

@@ -188,7 +188,7 @@ class GPU(OfProcess, _CamelCase):
         """Names of the workload power profiles that it offers, such as `max-q`; none before
         Blackwell.
         """
-        return [one.name for one in self.info.power_profiles]
+        return [profile.name for profile in self.info.power_profiles]
 
     def set_power_profiles(self, profiles: Sequence[int | str]) -> list[str]:
         """Requests workload power profiles in addition to others' requests; empty: clears this
@@ -205,15 +205,15 @@ class GPU(OfProcess, _CamelCase):
             ZeusGPUInvalidArgError: The GPU does not offer one of them.
         """
         self.check_whole()
-        wanted = [self._profile(one) for one in profiles]
+        wanted = [self._profile(profile) for profile in profiles]
         with _translated():
             held = self._client.set(self.uuid, "power_profile", wanted, together=True)
         return _not_enforced(self.info, wanted, held[self.uuid])
 
     def _profile(self, profile: int | str) -> int:
-        for one in self.info.power_profiles:
-            if profile in (one.profile, one.name):
-                return one.profile
+        for offered in self.info.power_profiles:
+            if profile in (offered.profile, offered.name):
+                return offered.profile
         names = ", ".join(self.get_supported_power_profiles()) or "none"
         raise ZeusGPUInvalidArgError(
             f"{self.info.name} has no workload power profile {profile!r}; it offers {names}", 2
@@ -455,7 +455,9 @@ class GPUs(OfProcess, _CamelCase):
             if info.power_limit_highest_mw != gpu.info.power_limit_highest_mw:
                 gpu.info = info
             bounds = [
-                (one.name, one.value[0]) for one in info.ceilings if one.control == "power_limit"
+                (ceiling.name, ceiling.value[0])
+                for ceiling in info.ceilings
+                if ceiling.control == "power_limit"
             ]
             others = (mw for name, mw in bounds if name != ceiling)
             most = min([info.power_limit_max_mw or 0, *others])
@@ -508,7 +510,7 @@ def _owner(info: GpuInfo) -> str:
 
 def _not_enforced(info: GpuInfo, wanted: Sequence[int], requested: Sequence[int]) -> list[str]:
     """Names of the workload power profiles that are not enforced because of others."""
-    offered = {one.profile: one for one in info.power_profiles}
+    offered = {profile.profile: profile for profile in info.power_profiles}
     rivals = [offered[one] for one in requested if one in offered]
     return [
         offered[one].name

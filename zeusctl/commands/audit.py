@@ -35,7 +35,7 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     """
     page = session.client.audit(limit=count if gpus == "all" else KEPT)
     chosen = session.uuids(gpus, (record.gpu for record in page.records))
-    wanted = [one for one in page.records if not chosen or one.gpu in chosen][-count:]
+    wanted = [record for record in page.records if not chosen or record.gpu in chosen][-count:]
     report = _report(session, wanted, page.dropped)
     session.answer(report, table_of(EVENT, report.events))
     newest = 0
@@ -44,7 +44,7 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
         newest = max([newest, *(record.number for record in page.records)])
         time.sleep(0.5)
         page = session.client.audit(after=newest, limit=KEPT)
-        wanted = [one for one in page.records if not chosen or one.gpu in chosen]
+        wanted = [record for record in page.records if not chosen or record.gpu in chosen]
         report = _report(session, wanted, page.dropped)
         if report.events:
             session.answer(report, table_of(EVENT, report.events)[1:])

@@ -152,7 +152,7 @@ def energy(
             )
         if uid is None and not name and not by_method:
             found = usage.tightened(found)
-        return found, [usage.reported(one, edges, where, gpus) for one in found.sums]
+        return found, [usage.reported(used, edges, where, gpus) for used in found.sums]
 
     if web_page is not None:
         whole = [ends[0], ends[-1]]

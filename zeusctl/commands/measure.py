@@ -63,7 +63,7 @@ def measure(
         sources = [
             _measured(session, source, name, begin_ns, end_ns) for source, name in names.items()
         ]
-    gpu_j = [one.energy_j for one in sources if one.source.startswith("gpu:")]
+    gpu_j = [source.energy_j for source in sources if source.source.startswith("gpu:")]
     known_j = [energy_j for energy_j in gpu_j if energy_j is not None]
     report = MeasureReport(
         at=now(),
@@ -121,10 +121,10 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
     for gpu in chosen if gpus == "all" else ():
         if gpu.uuid in failed and not gpu.has_sensor:
             del names[gpu.uuid]  # a display card
-    for one in session.node.problems:
-        if one.code:  # of the driver: a lost GPU has a past, but no present
-            cause = CommandError(f"{session.readable(one.cause)}; run `{one.command}`")
-            failed.setdefault(one.source, cause)
+    for problem in session.node.problems:
+        if problem.code:  # of the driver: a lost GPU has a past, but no present
+            cause = CommandError(f"{session.readable(problem.cause)}; run `{problem.command}`")
+            failed.setdefault(problem.source, cause)
     wanted = names.keys() & {gpu.uuid for gpu in chosen} or names.keys()
     if wanted <= failed.keys():
         raise next(failed[one] for one in failed if one in wanted or not wanted)
@@ -160,9 +160,9 @@ def _lines(report: MeasureReport, notes: Sequence[str]) -> Iterator[str]:
     yield f"  {' '.join(report.command)}"
     yield ""
     yield from (f"  {line}" for line in table_of(MEASURED, report.sources, 0))
-    for one in report.sources:
-        if one.trouble:
-            yield style(f"  {one.source}: {one.trouble}", fg="red")
+    for source in report.sources:
+        if source.trouble:
+            yield style(f"  {source.source}: {source.trouble}", fg="red")
     yield ""
     if report.gpu_energy_j is not None:
         yield f"  all GPUs: {report.gpu_energy_j:.2f} J in {report.time_s:.3f} s"

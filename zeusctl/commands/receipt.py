@@ -104,7 +104,7 @@ def _span(session: Session, subject: Subject) -> tuple[str, str]:
     end_s = (int(time.time()) // BUCKET_S + 1) * BUCKET_S
     # How far back a history reaches.
     sums = session.client.usage([end_s - 30 * 86_400, end_s], subject.kind).sums
-    runs = [one for one in sums if one.kind == subject.kind and subject.is_user(one)]
+    runs = [used for used in sums if used.kind == subject.kind and subject.is_user(used)]
     if not runs:
         raise LookupError(
             f"the energy ledger has no {' '.join(subject)} of the last 30 days that you may see; "

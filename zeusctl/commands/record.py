@@ -191,9 +191,12 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
         return [(t, value) for t, value in pairs if t is not None and value is not None]
 
     return [
-        Track(f"GPU {one.gpu}", **{name: line(one.columns, name) for name in _LINES.values()})
-        for one in recordings
-        if one.gpu in wanted
+        Track(
+            f"GPU {recording.gpu}",
+            **{name: line(recording.columns, name) for name in _LINES.values()},
+        )
+        for recording in recordings
+        if recording.gpu in wanted
     ]
 
 

@@ -123,7 +123,7 @@ def _forget(session: Session, uuid: str) -> None:
 
 
 def _remove_ceiling(session: Session, gpus: Sequence[GpuInfo], name: str) -> None:
-    having = [gpu for gpu in gpus if any(one.name == name for one in gpu.ceilings)]
+    having = [gpu for gpu in gpus if any(ceiling.name == name for ceiling in gpu.ceilings)]
     # Also without any: zeusd may forbid it to this user, and says so.
     session.client.set_ceiling([gpu.uuid for gpu in having or gpus], name, None)
     where = gpus_text([gpu.index for gpu in having])
@@ -147,9 +147,9 @@ def _restore(
         for control, result in by_control.items()
     ]
     revoked = [
-        one
-        for one in others
-        if not one.restoring and results.get(one.uuid, {}).get(one.control, HELD) != HELD
+        other
+        for other in others
+        if not other.restoring and results.get(other.uuid, {}).get(other.control, HELD) != HELD
     ]
     return ResetReport(at=now(), outcomes=outcomes, revoked=revoked), errors
 

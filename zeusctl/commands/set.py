@@ -283,8 +283,8 @@ def _confirm(session: Session, settings: Sequence[SetValue], within_s: float) ->
         return
     click.echo("", err=True)
     why = f"the answer was {answer!r}" if ready else "not confirmed in time"
-    controls = dict.fromkeys(one.control for one in settings)
-    session.client.release(list({one.uuid for one in settings}), list(controls))
+    controls = dict.fromkeys(setting.control for setting in settings)
+    session.client.release(list({setting.uuid for setting in settings}), list(controls))
     pending = [one for one in session.client.leases() if one.restoring and one.pid == os.getpid()]
     done = "the restore is pending, see `zeusctl leases`" if pending else "restored"
     raise CommandError(f"{why}; {done} (answer y to keep)")
@@ -293,18 +293,22 @@ def _confirm(session: Session, settings: Sequence[SetValue], within_s: float) ->
 def _answer(session: Session, settings: list[SetValue], kept: str) -> None:
     from zeusctl.reports import SetReport
 
-    def differs(one: SetValue) -> bool:
-        return one.asked is not None and one.asked != one.value
-
     bound = "at most " if kept == "ceiling" else ""
 
+    def line(setting: SetValue) -> str:
+        held, asked, was = (
+            quantity_text(setting.control, value)
+            for value in (setting.value, setting.asked, setting.was)
+        )
+        differs = setting.asked is not None and setting.asked != setting.value
+        return (
+            f"GPU {setting.gpu}: {setting.control} {bound}{held}"
+            + (f" (asked for {asked})" if differs else "")
+            + (f" (was {was})" if setting.was else "")
+        )
+
     def lines() -> list[str]:
-        return [
-            f"GPU {one.gpu}: {one.control} {bound}{quantity_text(one.control, one.value)}"
-            + (f" (asked for {quantity_text(one.control, one.asked)})" if differs(one) else "")
-            + (f" (was {quantity_text(one.control, one.was)})" if one.was else "")
-            for one in settings
-        ]
+        return [line(setting) for setting in settings]
 
     # Standard output belongs to the command.
     session.answer(SetReport(at=now(), settings=settings, kept=kept), lines, err=kept == "command")
@@ -319,8 +323,8 @@ class _LossWatch:
 
         # Its own connection, as it waits for long: where a user may have no more, heartbeats go on.
         self._client = Client(session.socket, heartbeat=False)
-        self._index = {one.uuid: one.gpu for one in settings}
-        self._held = {(one.uuid, one.control) for one in settings}
+        self._index = {setting.uuid: setting.gpu for setting in settings}
+        self._held = {(setting.uuid, setting.control) for setting in settings}
         self._ended = threading.Event()
 
     def __enter__(self) -> None:

@@ -120,7 +120,7 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
 def lines(report: StatusReport) -> Iterator[str]:
     """The report for a person."""
     yield headline(report.node)
-    yield from (style(problem_text(one), fg="red") for one in report.node.problems)
+    yield from (style(problem_text(problem), fg="red") for problem in report.node.problems)
     if report.node.quiesced_s is not None:
         since = duration(report.node.quiesced_s)
         text = f"zeusd closed the driver {since} ago; `zeusctl resume` reopens it."
@@ -131,7 +131,7 @@ def lines(report: StatusReport) -> Iterator[str]:
         yield from table_of(GPU, report.gpus)
         yield from module_lines(report)
         yield from (
-            style(f"GPU {one.index}: {one.error}", fg="red") for one in report.gpus if one.error
+            style(f"GPU {gpu.index}: {gpu.error}", fg="red") for gpu in report.gpus if gpu.error
         )
         indices = {gpu.uuid: f"GPU {gpu.index}" for gpu in report.gpus}
         yield from (line for gpu in report.gpus for line in _notes(gpu, indices))
@@ -182,9 +182,10 @@ def module_lines(report: StatusReport) -> Iterator[str]:
         return
     yield ""
     yield from table_of(MODULE, report.modules)
-    powers = [one.power_w for one in report.modules]
+    powers = [module.power_w for module in report.modules]
     if len(powers) > 1 and None not in powers:
-        yield f"{number(sum(one or 0 for one in powers), 'W')} in {count(len(powers), 'module')}"
+        total = number(sum(power or 0 for power in powers), "W")
+        yield f"{total} in {count(len(powers), 'module')}"
     for gpu in report.gpus:
         if gpu.energy_scope in COUNTS:
             yield f"GPU {gpu.index}: its energy counter counts {COUNTS[gpu.energy_scope]}"
@@ -217,7 +218,7 @@ def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
 
 def missing_gpus(report: StatusReport) -> dict[str, float | None]:
     """UUIDs of GPUs that zeusd does not find, unlike others, and has to restore; for how long."""
-    waiting = [one for one in report.leases if one.gpu < 0 and one.restoring]
+    waiting = [lease for lease in report.leases if lease.gpu < 0 and lease.restoring]
     return {one.uuid: one.pending_s for one in waiting if report.node.gpus}
 
 

@@ -35,7 +35,7 @@ def held(client: Client, gpu: GpuInfo) -> ControlValues:
     state = client.state(gpu.uuid)[gpu.uuid]
     names = ControlValues.__dataclass_fields__.keys() - {"power_profiles"}
     profiles = state.controls.get(Control.POWER_PROFILE.value)
-    return ControlValues(**{one: getattr(state, one) for one in names}, power_profiles=profiles)
+    return ControlValues(**{name: getattr(state, name) for name in names}, power_profiles=profiles)
 
 
 def exercise(
@@ -102,7 +102,7 @@ class _Exercise:
         if control is Control.PERSISTENCE_MODE:
             return [[1], [0], [1]]
         if control is Control.POWER_PROFILE:
-            profiles = [one.profile for one in gpu.power_profiles]
+            profiles = [profile.profile for profile in gpu.power_profiles]
             return [*([profile] for profile in profiles), profiles, []]
         clocks = self._client.clocks(gpu.uuid)
         if control is Control.MEMORY_CLOCKS:
@@ -234,7 +234,7 @@ def _all_taken(control: Control, trials: Sequence[SetTrial]) -> Condition:
     """
     refused = [trial for trial in trials if trial.applied is None]
     text = "; ".join(f"{value_text(control.value, one.asked)}: {one.error}" for one in refused)
-    if all(one.error == ErrorCode.NOT_SUPPORTED for one in trials):
+    if all(trial.error == ErrorCode.NOT_SUPPORTED for trial in trials):
         return Condition(f"{control.value} is not offered by this GPU or its driver", True, text)
     what = f"every value of {control.value} within its range is accepted"
     return Condition(what, not refused, text or f"{len(trials)} of {len(trials)}")
@@ -279,7 +279,7 @@ def clock_ranges(clocks: Sequence[int]) -> list[list[int]]:
 
 def rounding(trials: Sequence[SetTrial]) -> ValueRounding | None:
     """Returns how values were rounded; None if too few were accepted to tell."""
-    taken = [(one.asked[0], one.applied[0]) for one in trials if one.applied is not None]
+    taken = [(trial.asked[0], trial.applied[0]) for trial in trials if trial.applied is not None]
     if len(taken) < 4:
         return None
     values = sorted({applied for _, applied in taken})

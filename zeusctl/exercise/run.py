@@ -106,7 +106,7 @@ def refuse_unless_free(client: Client, gpus: Sequence[GpuInfo]) -> None:
         )
     index = {gpu.uuid: gpu.index for gpu in gpus}
     for uuid, listed in client.processes(list(index)).items():
-        computing = [one for one in listed.processes if one.compute]
+        computing = [process for process in listed.processes if process.compute]
         if computing:
             who = f"process {computing[0].pid} ({computing[0].command or 'unknown'})"
             raise CommandError(

@@ -87,7 +87,8 @@ def main(
         ) from None
     changed, ended = threading.Event(), threading.Event()
     watches = [
-        PodWatch(kubernetes.client.CoreV1Api(), node, one, changed.set) for one in namespaces
+        PodWatch(kubernetes.client.CoreV1Api(), node, namespace, changed.set)
+        for namespace in namespaces
     ]
 
     def stop(*_: object) -> None:

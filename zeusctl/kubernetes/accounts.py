@@ -42,10 +42,10 @@ def holdings(
         if pod is not None and pod.ended:
             continue
         parts = []
-        for one in ids:
-            part = node.find(one)
+        for gpu_id in ids:
+            part = node.find(gpu_id)
             if part is None:
-                unknown.add(one)
+                unknown.add(gpu_id)
             else:
                 parts.append(part)
         group = "" if pod is None else pod.job

@@ -194,7 +194,7 @@ class PodFollower(ABC):
             KubeletUnavailable: It did not answer.
         """
         return {
-            pod: [*dict.fromkeys(self._named(one) for one in ids)]
+            pod: [*dict.fromkeys(self._named(gpu_id) for gpu_id in ids)]
             for pod, ids in self._kubelet.devices().items()
         }
 

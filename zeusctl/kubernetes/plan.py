@@ -83,28 +83,28 @@ def _bounds(found: CeilingPlan, pod: Pod) -> Iterator[int]:
 def _bound(found: CeilingPlan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devices) -> None:
     name = JOB + pod.job
     found.pods[name] = pod
-    for one in ids:
-        part = node.find(one)
+    for gpu_id in ids:
+        part = node.find(gpu_id)
         if part is not None:
             found.bounds[part.gpu, name] = bound_mw
             continue
-        if one.startswith("MIG-") or "/gi" in one or "-mig-" in one:
+        if gpu_id.startswith("MIG-") or "/gi" in gpu_id or "-mig-" in gpu_id:
             why = "a part of a GPU has no power limit of its own; request whole GPUs"
-        elif "/" in one:  # a ceiling that is in force stays
+        elif "/" in gpu_id:  # a ceiling that is in force stays
             found.waiting.add(name)
             why = "the API server does not say which GPU this is; see the log of this node's agent"
         else:
             why = "zeusd does not know it; `zeusctl doctor` on the node says why"
-        found.refusals[pod] = f"{pod.asks}: GPU {one}: {why}"
+        found.refusals[pod] = f"{pod.asks}: GPU {gpu_id}: {why}"
 
 
 def held(gpus: Sequence[GpuInfo]) -> Bounds:
     """Returns the pods' ceilings in force."""
     return {
-        (gpu.uuid, one.name): one.value[0]
+        (gpu.uuid, ceiling.name): ceiling.value[0]
         for gpu in gpus
-        for one in gpu.ceilings
-        if one.control == Control.POWER_LIMIT.value and _POD.fullmatch(one.name)
+        for ceiling in gpu.ceilings
+        if ceiling.control == Control.POWER_LIMIT.value and _POD.fullmatch(ceiling.name)
     }
 
 
@@ -161,7 +161,7 @@ def _author(gpu: GpuInfo, state: GpuState, own: str) -> tuple[int, str]:
         return limit, "someone outside zeusd"
     if limit < highest - WATT_MW:
         return limit, "a lease or someone outside zeusd"
-    names = [one.name for one in gpu.ceilings if one.value[0] == highest]
+    names = [ceiling.name for ceiling in gpu.ceilings if ceiling.value[0] == highest]
     if own in names:
         return limit, "this pod"
     return limit, f"the ceiling {names[0]}" if names else "the site limit"

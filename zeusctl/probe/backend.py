@@ -102,7 +102,7 @@ class BackendGpu:
         read: dict[str, ProbeReading] = {}
         for name in sensors:
             values = (getattr(found, field) for field in _OF_SENSORS[name])
-            value = next((one for one in values if one is not None), absent)
+            value = next((value for value in values if value is not None), absent)
             read[name] = ProbeReading(found.t_ns, value)
         return read
 

@@ -198,7 +198,7 @@ class TopApp(App[int]):
         gpus, leases, processes = view.gpus(), view.leases(), view.processes()
         columns, now_s = fitting(width - 1), time.monotonic()
         rows = [(gpu.uuid, view.row(gpu, columns, now_s)) for gpu in gpus]
-        held = [(f"{one.uuid}:{one.control}", one) for one in leases]
+        held = [(f"{lease.uuid}:{lease.control}", lease) for lease in leases]
         used = [(f"{place}:{one.uuid}:{one.pid}", one) for place, one in enumerate(processes)]
         order = f", by {view.sort}" + (", inverted" if view.inverted else "")
         order += f", filter {view.pattern!r}" if view.pattern else ""

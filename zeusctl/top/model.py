@@ -98,13 +98,14 @@ class View:
         held = [lease for lease in self.report.leases if lease.uuid == gpu.uuid]
         if held:
             return held[0].job or held[0].user
-        bounds = (one.name for one in self.report.ceilings if one.uuid == gpu.uuid)
+        bounds = (ceiling.name for ceiling in self.report.ceilings if ceiling.uuid == gpu.uuid)
         return next(bounds, "").removeprefix("job:")
 
     def gpus(self) -> list[Gpu]:
         """Returns the visible GPUs, in order."""
-        held = {one.uuid for one in self.report.leases if self._finds(LEASE, one)}
-        used = {one.uuid for one in self.report.processes or () if self._finds(PROCESS, one)}
+        held = {lease.uuid for lease in self.report.leases if self._finds(LEASE, lease)}
+        processes = self.report.processes or ()
+        used = {process.uuid for process in processes if self._finds(PROCESS, process)}
         named = self._named() | held | used
         shown = [gpu for gpu in self.report.gpus if gpu.uuid in named]
         shown.sort(key=lambda gpu: (SORTS[self.sort](gpu, self), gpu.index))
@@ -113,15 +114,21 @@ class View:
     def leases(self) -> list[Lease]:
         """Returns the visible leases: pending restores first."""
         named = self._named()
-        found = self.report.leases
-        shown = [one for one in found if one.uuid in named or self._finds(LEASE, one)]
+        shown = [
+            lease
+            for lease in self.report.leases
+            if lease.uuid in named or self._finds(LEASE, lease)
+        ]
         return sorted(shown, key=lambda lease: (not lease.restoring, lease.gpu, lease.control))
 
     def processes(self) -> list[Process]:
         """Returns the visible processes."""
         named = self._named()
-        found = self.report.processes or ()
-        return [one for one in found if one.uuid in named or self._finds(PROCESS, one)]
+        return [
+            process
+            for process in self.report.processes or ()
+            if process.uuid in named or self._finds(PROCESS, process)
+        ]
 
     def _named(self) -> set[str]:
         """Returns the GPUs that match the filter themselves: everything on them is visible."""

@@ -123,10 +123,10 @@ class GpuScreen(Overlay):
     def _users(self) -> Iterable[str]:
         report = self._source.report
         leases = [lease for lease in report.leases if lease.uuid == self._uuid]
-        processes = [one for one in report.processes or () if one.uuid == self._uuid]
+        processes = [process for process in report.processes or () if process.uuid == self._uuid]
         width = self.app.size.width - 10
         yield from table_of(LEASE, leases, width) if leases else ["no leases"]
-        ceilings = [one for one in report.ceilings if one.uuid == self._uuid]
+        ceilings = [ceiling for ceiling in report.ceilings if ceiling.uuid == self._uuid]
         yield from table_of(CEILING, ceilings, width) if ceilings else []
         yield ""
         yield from process_lines(processes, width)

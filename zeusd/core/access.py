@@ -84,7 +84,7 @@ class Right:
         if any(rule.within(self.control, value) for rule in self.rules):
             return None
         text = SPECS[self.control].span_text
-        allowed = " or ".join(text(*one) for one in self.ranges)
+        allowed = " or ".join(text(*span) for span in self.ranges)
         return Failure(
             ErrorCode.OUT_OF_RANGE,
             f"user {self.uid} may set {self.control.value} of {self.gpu.uuid} to {allowed}, not to "

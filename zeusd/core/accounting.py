@@ -34,7 +34,7 @@ def sees_all(settings: CoreSettings, peer: Peer) -> bool:
 
 def for_reader(ledger: LedgerState, uid: int) -> LedgerState:
     """The ledger as an ordinary user may see it, with all other users as one sum."""
-    own = [one for one in ledger.workloads if one.uid == uid]
+    own = [workload for workload in ledger.workloads if workload.uid == uid]
     return ledger.model_copy(
         update={
             "totals": _seen(ledger.totals, uid),

@@ -125,7 +125,7 @@ class Administration:
         self, peer: Peer, pending: Pending, gpu: NodeGpu, request: Restore
     ) -> Restored | None:
         uuid, wanted = gpu.info.uuid, {*(request.controls or Control)}
-        offered = [one for one in gpu.machines.values() if one.control in wanted]
+        offered = [machine for machine in gpu.machines.values() if machine.control in wanted]
         kept = [one for one in offered if request.jobs and _of_other_job(one, request.jobs)]
         machines = [machine for machine in offered if machine not in kept]
         outcomes = {machine.control.value: "held" for machine in kept}
@@ -134,7 +134,7 @@ class Administration:
             raise Refusal(Failure(ErrorCode.NOT_SUPPORTED, why))
 
         def over() -> None:
-            restored = {one.control.value: _outcome(one) for one in machines}
+            restored = {machine.control.value: _outcome(machine) for machine in machines}
             pending.put(uuid, Restored(controls=outcomes | restored))
 
         back = after_all(len(machines), over)
@@ -295,8 +295,8 @@ class Administration:
         ranges, bounds = right.ranges, self._node.bounds(machine, right.admin)
         if bounds is not None:
             low, high = bounds
-            ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [bounds]]
-        return Permission(allowed=True, why="", ranges=[list(one) for one in ranges])
+            ranges = [(max(low, span[0]), min(high, span[1])) for span in ranges or [bounds]]
+        return Permission(allowed=True, why="", ranges=[list(span) for span in ranges])
 
     def _audit(self, connection: ClientState, request: GetAudit) -> AuditRecords:
         peer, admin = connection.peer, self._context.is_admin(connection.peer)

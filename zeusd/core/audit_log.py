@@ -78,7 +78,7 @@ class AuditLog:
         owner = None if record.uid is None else self.owner_of(record.uid)
         self._numbers[owner].append(record.number)
         if len(self._records) > KEPT:
-            some = (one for one in self._numbers.values() if one)
+            some = (number for number in self._numbers.values() if number)
             most = max(some, key=lambda one: (len(one), -one[0]))
             dropped = self._records.pop(most.popleft())
             self.complete_ns = max(self.complete_ns, dropped.last_ns)

@@ -99,11 +99,11 @@ class Core:
         quiesced = entries.get(QUIESCED)
         node.quiesced_ns = quiesced.since_ns if isinstance(quiesced, Mark) else None
         node.closed = node.quiesced
-        restores = [one for one in values if isinstance(one, PendingRestore)]
+        restores = [value for value in values if isinstance(value, PendingRestore)]
         node.pending = {(restore.gpu, restore.control): restore for restore in restores}
         node.alive = set(alive)
-        self._losses = [one for one in values if isinstance(one, Loss)]
-        self._driver = next((one for one in values if isinstance(one, DriverEntry)), None)
+        self._losses = [value for value in values if isinstance(value, Loss)]
+        self._driver = next((value for value in values if isinstance(value, DriverEntry)), None)
         self._was_stopping = STOPPING in entries
 
     def gpus_found(
@@ -345,7 +345,11 @@ class Core:
     @property
     def _left(self) -> list[ControlMachine]:
         machines = self.node.machines()
-        return [one for one in machines if one.phase is not Phase.FREE and not one.only_lowers]
+        return [
+            machine
+            for machine in machines
+            if machine.phase is not Phase.FREE and not machine.only_lowers
+        ]
 
     @property
     def audit_log(self) -> AuditLog:

@@ -102,7 +102,9 @@ class CeilingRequests:
 
     def _schedule(self) -> None:
         deadlines = (machine.ceilings.next_deadline_ns() for machine in self._node.machines())
-        self._due_boot_ns = min((one for one in deadlines if one is not None), default=None)
+        self._due_boot_ns = min(
+            (deadline for deadline in deadlines if deadline is not None), default=None
+        )
 
     # ------------------------------------------------------------------------------------- jobs
 

@@ -231,5 +231,5 @@ class Values:
 
 def _last(value: ControlValue | None, values: tuple[ControlValue, ...]) -> tuple[ControlValue, ...]:
     """The values without duplicates, and this one last."""
-    others = tuple(dict.fromkeys(one for one in values if one != value))
+    others = tuple(dict.fromkeys(other for other in values if other != value))
     return others if value is None else (*others, value)

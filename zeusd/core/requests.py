@@ -149,11 +149,13 @@ class RequestAnswers:
         gpu = self._node.gpus[info.uuid]
         machines = gpu.listed()
         known: dict[str, Any] = {
-            "persisted": [one.control.value for one in machines if one.bounds.persisted],
+            "persisted": [
+                machine.control.value for machine in machines if machine.bounds.persisted
+            ],
             "ceilings": [
                 ceiling
-                for one in machines
-                for ceiling in describe_ceilings(one, self._out.boot_offset_ns)
+                for machine in machines
+                for ceiling in describe_ceilings(machine, self._out.boot_offset_ns)
             ],
         }
         machine = gpu.machines.get(Control.POWER_LIMIT)
@@ -220,7 +222,7 @@ class RequestAnswers:
         if machine.holding.lost_by(peer.process):
             return None
         machines, owner_of = self._node.machines(), self._node.owner_of
-        owner, leases = owner_of(peer.uid), [one.holding.current for one in machines]
+        owner, leases = owner_of(peer.uid), [machine.holding.current for machine in machines]
         held = sum(lease is not None and owner_of(lease.uid) == owner for lease in leases)
         if held >= self._access.leases_per_user:
             return Failure(
@@ -398,7 +400,7 @@ def _no_clock(
 
 def _unknown_profile(info: GpuInfo, asked: ControlValue) -> Failure | None:
     """Why a GPU does not take these workload power profiles."""
-    offered = [one.profile for one in info.power_profiles]
+    offered = [profile.profile for profile in info.power_profiles]
     strange = [profile_name(one) for one in asked if one not in offered]
     if not strange:
         return None

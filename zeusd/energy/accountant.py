@@ -162,7 +162,7 @@ class _Part:
 
 def _doubt(gap: list[_Part]) -> None:
     """Widens the charges of a time whose power is not known, if the charged accounts change."""
-    if len({frozenset(one.account for one in part.charges) for part in gap}) < 2:
+    if len({frozenset(charge.account for charge in part.charges) for part in gap}) < 2:
         return
     whole_uj = sum(part.drawn_uj for part in gap)
     for part in gap:
@@ -238,7 +238,7 @@ class Accountant:
             parts.append(_Part(first_ns, last_ns, drawn_uj, [*active], charges))
         for gap in observed:
             if gap.fact is Fact.UNKNOWN:
-                _doubt([one for one in parts if gap.begin_ns <= one.begin_ns < gap.end_ns])
+                _doubt([part for part in parts if gap.begin_ns <= part.begin_ns < gap.end_ns])
         for part in parts:
             bucket = (part.begin_ns + offset_ns) // BUCKET_NS
             present = _processes(part.spans)

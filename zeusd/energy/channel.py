@@ -184,7 +184,7 @@ class Channel:
         with self._guard:
             self._settle()
             assert self.sampled_ns is not None
-            seen = [one for one in samples if one[0] <= now_ns]
+            seen = [sample for sample in samples if sample[0] <= now_ns]
             if seen == samples and seen and now_ns - seen[-1][0] < STALE_NS:
                 self._stale_ns = 0
             elif not self._stale_ns:

@@ -117,21 +117,21 @@ class LedgerStore:
     def end(self, holdings: Iterable[int], t_ns: int, utc_s: int) -> None:
         """Ends holdings."""
         with self._transaction():
-            for one in holdings:
+            for holding in holdings:
                 self._db.execute(
-                    "UPDATE holding SET end_ns = ? WHERE id = ? AND end_ns IS NULL", (t_ns, one)
+                    "UPDATE holding SET end_ns = ? WHERE id = ? AND end_ns IS NULL", (t_ns, holding)
                 )
                 self._db.execute(
                     "UPDATE account SET end_s = max(begin_s, end_s, ?) WHERE id = "
                     "(SELECT account FROM holding WHERE id = ?)",
-                    (utc_s, one),
+                    (utc_s, holding),
                 )
 
     def saw(self, holdings: Iterable[int]) -> None:
         """Records that the control groups of these holders exist."""
         with self._transaction():
             self._db.executemany(
-                "UPDATE holding SET seen = 1 WHERE id = ?", [(one,) for one in holdings]
+                "UPDATE holding SET seen = 1 WHERE id = ?", [(holding,) for holding in holdings]
             )
 
     def end_earlier_boots(self) -> None:

@@ -371,27 +371,34 @@ class Reader:
         return int(found)
 
     def _add_times(self, sums: Sequence[Sum]) -> None:
-        for one in sums:
-            if one.kind in (Kind.JOB.value, Kind.POD.value):
-                one.begin_s, one.end_s, holds = self._db.execute(
+        for used in sums:
+            if used.kind in (Kind.JOB.value, Kind.POD.value):
+                used.begin_s, used.end_s, holds = self._db.execute(
                     "SELECT begin_s, end_s, id IN (SELECT account FROM holding WHERE end_ns IS "
                     "NULL) FROM account WHERE kind = ? AND name = ? AND run = ? AND uid = ?",
-                    (one.kind, one.name, one.run, one.uid),
+                    (used.kind, used.name, used.run, used.uid),
                 ).fetchone()
                 if holds:
-                    one.end_s = 0
+                    used.end_s = 0
 
     def _add_limited(self, sums: Sequence[Sum], edges: Sequence[int]) -> None:
-        for one in sums:
-            if one.kind in (Kind.JOB.value, Kind.POD.value):
-                begin_s, end_s = edges[one.interval : one.interval + 2]
+        for used in sums:
+            if used.kind in (Kind.JOB.value, Kind.POD.value):
+                begin_s, end_s = edges[used.interval : used.interval + 2]
                 rows = self._db.execute(
                     "SELECT cause, sum(ns) FROM account JOIN limited ON account = id WHERE kind = "
                     "? AND name = ? AND run = ? AND uid = ? AND bucket >= ? AND bucket < ? "
                     "GROUP BY cause",
-                    (one.kind, one.name, one.run, one.uid, begin_s // BUCKET_S, end_s // BUCKET_S),
+                    (
+                        used.kind,
+                        used.name,
+                        used.run,
+                        used.uid,
+                        begin_s // BUCKET_S,
+                        end_s // BUCKET_S,
+                    ),
                 )
-                one.limited_ns = dict(rows.fetchall())
+                used.limited_ns = dict(rows.fetchall())
 
 
 _SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")

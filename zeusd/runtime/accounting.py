@@ -331,12 +331,12 @@ class Accounting:
         """Answers deallocations that the sensors' ticks now cover, after settling them."""
         now_ns, accounts = self._clocks.monotonic_ns(), self._accounts
         over = [
-            one
-            for one in self._endings
-            if now_ns - one.t_ns > PATIENCE_NS or accounts.covers(one.uuids, one.t_ns)
+            ending
+            for ending in self._endings
+            if now_ns - ending.t_ns > PATIENCE_NS or accounts.covers(ending.uuids, ending.t_ns)
         ]
         if over:
-            self._endings = [one for one in self._endings if one not in over]
+            self._endings = [ending for ending in self._endings if ending not in over]
             self._try(accounts.settle)
             self._publish()  # before the replies, so that the next request sees it
             for one in over:

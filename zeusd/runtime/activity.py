@@ -96,8 +96,8 @@ class ActivityReader:
 
     def read(self, processes: Sequence[GpuProcess]) -> Activity | None:
         """Use by these processes since the last call; None: not known, or only one process."""
-        split = any(one.gpu_instance is not None for one in processes)
-        if len({one.pid for one in processes}) < 2 and not split:
+        split = any(process.gpu_instance is not None for process in processes)
+        if len({process.pid for process in processes}) < 2 and not split:
             self._since_ns = self._monotonic_ns()
             return None
         try:
@@ -120,7 +120,7 @@ class ActivityReader:
         samples = self._nvml.process_utilization(self._gpu, (begin_ns + offset_ns) // 1000)
         self._refused = 0
         now_ns = self._monotonic_ns()
-        found = {one: min(now_ns, one.t_us * 1000 - offset_ns) for one in samples}
+        found = {sample: min(now_ns, sample.t_us * 1000 - offset_ns) for sample in samples}
         newest_ns = max([t_ns for one, t_ns in found.items() if one.sm_percent], default=now_ns)
         if newest_ns <= begin_ns:
             return None
@@ -133,7 +133,7 @@ class ActivityReader:
     ) -> Activity | None:
         begin_ns, now_ns = self._since_ns, self._monotonic_ns()
         self._since_ns = now_ns
-        used = {one.gpu_instance: one.sm_percent for one in instances}
+        used = {instance.gpu_instance: instance.sm_percent for instance in instances}
         # Use all measurements or none: weights of different kinds cannot be compared.
         measured = bool(used) and None not in used.values()
         pids: dict[int, set[int]] = {}
@@ -141,8 +141,8 @@ class ActivityReader:
             if process.gpu_instance is not None:
                 pids.setdefault(process.gpu_instance, set()).add(process.pid)
         slices: dict[int, int] = {}
-        for one in instances:
-            slices[one.gpu_instance] = slices.get(one.gpu_instance, 0) + one.slices
+        for part in instances:
+            slices[part.gpu_instance] = slices.get(part.gpu_instance, 0) + part.slices
         uses = []
         for instance, size in slices.items():
             percent = used[instance] if measured else 100.0

@@ -107,7 +107,7 @@ def hierarchy(root: str) -> str:
     """The one tree whose groups have CPU time: a group may be in several trees, and must not be
     counted twice."""
     trees = sorted(entry.path for entry in folders(root))
-    return next((one for one in trees if os.path.exists(os.path.join(one, _USAGE_V1))), root)
+    return next((tree for tree in trees if os.path.exists(os.path.join(tree, _USAGE_V1))), root)
 
 
 def _usage_us(folder: str) -> int | None:

@@ -182,12 +182,12 @@ def _describe(
         ],
         power_profiles=[
             ProfileInfo(
-                profile=one.profile,
-                name=profile_name(one.profile),
-                priority=one.priority,
-                conflicts=list(one.conflicts),
+                profile=profile.profile,
+                name=profile_name(profile.profile),
+                priority=profile.priority,
+                conflicts=list(profile.conflicts),
             )
-            for one in profiles or ()
+            for profile in profiles or ()
         ],
     )
 
@@ -261,7 +261,7 @@ class DeviceFinder:
 
     def _find_later(self) -> None:
         """Retries GPUs that could not be used, or whose properties are not all known yet."""
-        while unsettled := [one for one in self._inspectors if not one.settled]:
+        while unsettled := [inspector for inspector in self._inspectors if not inspector.settled]:
             # Pause between attempts on a GPU whose properties are not all known yet.
             if self._stop.wait(min(1.0, self._retry_s)):
                 return

@@ -548,8 +548,8 @@ class Engine:
         return replace(facts, values={**facts.values, **self._locks.initial(facts.info.uuid)})
 
     def _recover(self, entries: dict[str, Recorded]) -> None:
-        holders = {one.holder for one in entries.values() if isinstance(one, PendingRestore)}
-        losers = {one.process for one in entries.values() if isinstance(one, Loss)}
+        holders = {entry.holder for entry in entries.values() if isinstance(entry, PendingRestore)}
+        losers = {entry.process for entry in entries.values() if isinstance(entry, Loss)}
         for process in holders | losers:
             pidfd = open_process(process)
             if pidfd is not None:

@@ -93,7 +93,7 @@ def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> i
     # Largest age of a GPU's reading of its module's power.
     since_ns = clock_ns() - 2_000_000_000
     readings = [gpu.module_reading for gpu in gpus]
-    powers = [one[1] for one in readings if one is not None and one[0] >= since_ns]
+    powers = [reading[1] for reading in readings if reading is not None and reading[0] >= since_ns]
     if not powers:
         raise OSError("no GPU of this superchip has reported its power in the last 2 s")
     return sum(powers) // len(powers)

@@ -137,9 +137,9 @@ class Presence:
         known.t_ns = known.known_ns = t_ns
         if activity is not None:
             seen |= _spans(known)
-            for one in activity.uses:
-                self._use(uuid, activity, one, seen.get(one.pid), charged)
-            newest_ns = max((one.end_ns for one in activity.uses), default=t_ns)
+            for use in activity.uses:
+                self._use(uuid, activity, use, seen.get(use.pid), charged)
+            newest_ns = max((use.end_ns for use in activity.uses), default=t_ns)
             known.known_ns = min(t_ns, max(newest_ns, t_ns - LATE_NS))
 
     def known_ns(self, uuid: str) -> int | None:
@@ -176,7 +176,7 @@ class Presence:
     ) -> None:
         identity = None
         # Most processes that are watched at a time; others count as unknown.
-        if sum(len(one.processes) for one in self._gpus.values()) < 8192:
+        if sum(len(gpu.processes) for gpu in self._gpus.values()) < 8192:
             identity = self._identities.identify(pid)
         if identity is None:
             claim = Claim(UNKNOWN_PROCESS)

@@ -189,10 +189,10 @@ class Reads:
             assert reader is not None
             admin = access.is_admin(reader.peer)
             processes = [
-                one
-                if admin or one.uid == reader.peer.uid
-                else one.model_copy(update=dict.fromkeys(("pid", "command", "job")))
-                for one in result.processes
+                process
+                if admin or process.uid == reader.peer.uid
+                else process.model_copy(update=dict.fromkeys(("pid", "command", "job")))
+                for process in result.processes
             ]
             return result.model_copy(update={"processes": processes})
         if isinstance(result, EnergyReading):

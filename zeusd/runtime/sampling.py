@@ -138,7 +138,10 @@ class Sampling:
     @property
     def cpus(self) -> list[CpuInfo]:
         """The measured CPU packages."""
-        return [*(one.info for one in self._packages), *(one.info for one in self._meters)]
+        return [
+            *(package.info for package in self._packages),
+            *(meter.info for meter in self._meters),
+        ]
 
     @property
     def names(self) -> set[str]:

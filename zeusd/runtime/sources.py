@@ -261,7 +261,7 @@ class GpuSource:
     def limited_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
         """How long its clocks were limited between two times, ns, by cause."""
         changes = [*self._authors]
-        since = [(begin_ns, None), *(one for one in changes if one[0] < end_ns)]
+        since = [(begin_ns, None), *(change for change in changes if change[0] < end_ns)]
         found: dict[str, int] = {}
         for (first_ns, set_by), (last_ns, _) in pairwise([*since, (end_ns, None)]):
             if last_ns <= begin_ns:

@@ -59,7 +59,7 @@ def prepare_directory(directory: Path) -> None:
 
 def _was_zeusds(directory: Path) -> bool:
     names = os.listdir(directory)
-    return not names or any(one.startswith((JOURNAL_NAME, EMBEDDED_PREFIX)) for one in names)
+    return not names or any(name.startswith((JOURNAL_NAME, EMBEDDED_PREFIX)) for name in names)
 
 
 def take_lock(path: Path, wait_s: float) -> int:

@@ -160,8 +160,8 @@ def read_processes(nvml: Backend, gpu: Handle) -> GpuProcesses:
         )
     parts = nvml.mig_instances(gpu) if nvml.mig_enabled(gpu) else []
     devices = [
-        MigDevice(uuid=one.uuid, gpu_instance=one.gpu_instance, slices=one.slices, of=one.of)
-        for one in parts
+        MigDevice(uuid=part.uuid, gpu_instance=part.gpu_instance, slices=part.slices, of=part.of)
+        for part in parts
     ]
     return GpuProcesses(t_ns=t_ns, processes=found, mig_devices=devices)
 

@@ -182,12 +182,12 @@ class _FieldPlan:
     def serve(self, field: _Field) -> None:
         field.served = True
         if field.place == 4:
-            self.fields = [one for one in self.fields if one.place != 5]
+            self.fields = [other for other in self.fields if other.place != 5]
 
     def refuse(self, field: _Field) -> None:
         field.refusals += 1
         if not field.served and field.refusals >= _GIVE_UP_AFTER:
-            self.fields = [one for one in self.fields if one is not field]
+            self.fields = [other for other in self.fields if other is not field]
 
     def batch_failed(self, code: int) -> None:
         self._batch_refused += 1

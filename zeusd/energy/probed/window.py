@@ -105,13 +105,17 @@ def find_window(
     lags = [_LONGEST_LAG_MS * n / 6 for n in range(7)]
     # The first, coarse search uses every third of them.
     coarse = _Updates(updates[:: step * 3], load).fit
-    _, window, lag = min((coarse(one, lag).squares, one, lag) for one in windows for lag in lags)
+    _, window, lag = min(
+        (coarse(window, lag).squares, window, lag) for window in windows for lag in lags
+    )
     ratio, step_ms = math.exp((high - low) / _GRID), _LONGEST_LAG_MS / 6
     for _ in range(7):
         windows = [window * ratio ** (n / 2) for n in range(-2, 3)]
         # The time of an update may be too early by the time between two readings.
         lags = [max(-5.0, lag + step_ms * n / 2) for n in range(-2, 3)]
-        _, window, lag = min((fit(one, lag).squares, one, lag) for one in windows for lag in lags)
+        _, window, lag = min(
+            (fit(window, lag).squares, window, lag) for window in windows for lag in lags
+        )
         ratio, step_ms = ratio**0.5, step_ms / 2
     best = fit(window, lag)
     freedom = fitted.count - 4
