@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from tests.browser import Page, browser
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from tests.zeus_fleet.test_view import BEAT, READ
 from zeus_fleet.allocator import Snapshot
 from zeus_fleet.messages import Grant
@@ -75,12 +75,13 @@ def server() -> Iterator[Running]:
 
 
 def healthz(server: Running) -> int:
-    return httpx.get(f"{server.url}/healthz", verify=False).status_code
+    return httpx.get(f"{server.url}/healthz", timeout=TIMEOUT_S, verify=False).status_code
 
 
 def metrics(server: Running) -> dict[str, float]:
     found = {}
-    for line in httpx.get(f"{server.url}/metrics", verify=False).text.splitlines():
+    text = httpx.get(f"{server.url}/metrics", timeout=TIMEOUT_S, verify=False).text
+    for line in text.splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             found[name] = float(value)
@@ -194,7 +195,7 @@ def test_the_page_shows_nodes_the_budget_and_a_cut(server: Running, tmp_path: Pa
 
 def test_rules_and_dashboard_name_only_metrics_that_there_are(server: Running) -> None:
     server.has(READ)
-    page = httpx.get(f"{server.url}/metrics", verify=False).text
+    page = httpx.get(f"{server.url}/metrics", timeout=TIMEOUT_S, verify=False).text
     there = set(re.findall(r"# TYPE (\S+)", page))
     dashboard = (MONITORING / "grafana-fleet.json").read_text()
     asked = set(re.findall(r"zeus_fleet_[a-z_]+", dashboard))

@@ -184,6 +184,7 @@ def test_a_model_with_a_monitor_is_averaged(node: VirtualNode, tmp_path: Path) -
     assert average.monitor.gpu_indices == [0]
 
 
+@pytest.mark.timeout(300)  # its process imports all that this one has, too
 @_node.use(None)
 def test_lightning_spawns_processes_with_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -66,7 +66,7 @@ def test_it_starts_with_the_command_in_the_docs(tmp_path: Path) -> None:
                 return False
 
         wait_for(answers, "the server to answer")
-        with httpx.Client(base_url=url, verify=False) as http:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=False) as http:
             job_id = register(http)
             answer = ok(http.get(f"/schedule/{job_id}?rank=1"))
             assert answer["frequencies"][0] == ["forward", 1200]
