@@ -37,9 +37,6 @@ from zeusd.server.subuids import SubordinateUids
 
 log = logging.getLogger(__name__)
 
-STOP_MARGIN_S = 5.0
-"""Time that systemd gives a stop beyond the longest that it may take."""
-
 RESTART = signal.SIGUSR1
 """Requests an exit that keeps all leases: the unit's `RestartKillSignal=`."""
 
@@ -197,8 +194,9 @@ class Daemon:
         self._stopping = True
         restore = not keep and self._config.restore.on_stop == "restore"
         timeout_s = self._config.daemon.stop_timeout_s
-        # systemd's own limit is for a zeusd that hangs, whatever the configuration says.
-        most_s = timeout_s + self._engine.settle_s + STOP_MARGIN_S
+        # systemd's own limit is for a zeusd that hangs, whatever the configuration says: 5 s after
+        # the longest that a stop may take.
+        most_s = timeout_s + self._engine.settle_s + 5.0
         sd_notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={most_s * 1e6:.0f}")
         log.info(
             "stopping: %s",

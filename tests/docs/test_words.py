@@ -69,7 +69,7 @@ FOLDERS = (
 
 NAMED = (
     *("zeus_ipc", "zeus_common", "zeusd", "zeusctl", "zeus_fleet"),
-    *("zeus/compat", "zeus/device", "zeus/measure", "zeus/monitor", "zeus/show_env", "zeus/utils"),
+    *("zeus/compat", "zeus/device", "zeus/measure", "zeus/monitor", "zeus/utils"),
 )
 """Rooms in which an item of what has a plural for its name has the singular."""
 

@@ -19,8 +19,6 @@ import pytest
 import zeus
 from tests.support import TIMEOUT_S, RunningDaemon, ending, running_daemon, wait_for
 from zeus import show_env
-from zeus.show_env import daemon as daemon_rows
-from zeus.show_env import devices, packages
 from zeus_common import processes
 from zeus_common.installed import overlap
 from zeus_ipc import __version__
@@ -43,8 +41,8 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without zeusd, RAPL or NVIDIA driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", SOCKET_ENV):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(daemon_rows, "DEFAULT_SOCKET_PATH", str(tmp_path / "nothing.sock"))
-    monkeypatch.setattr(devices, "POWERCAP", str(tmp_path / "powercap"))
+    monkeypatch.setattr(show_env, "DEFAULT_SOCKET_PATH", str(tmp_path / "nothing.sock"))
+    monkeypatch.setattr(show_env, "POWERCAP", str(tmp_path / "powercap"))
     monkeypatch.setattr(real, "NvmlBackend", lambda: NvmlBackend("/nowhere/libnvidia-ml.so.1"))
 
 
@@ -117,7 +115,7 @@ def test_a_daemon_and_its_gpus_are_shown(
 def test_a_daemon_that_cannot_be_used_is_a_line_that_says_what_to_do(
     tmp_path: Path, show: Shower, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(daemon_rows, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(show_env, "TIMEOUT_S", 0.1)
     path = tmp_path / "z.sock"
     monkeypatch.setenv(SOCKET_ENV, str(path))
     expected = {
@@ -201,8 +199,8 @@ def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
 
 def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(devices, "DRIVER_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(devices, "_look", lambda *_: go_on.wait(TIMEOUT_S))
+    monkeypatch.setattr(show_env, "DRIVER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(show_env, "_look", lambda *_: go_on.wait(TIMEOUT_S))
     assert "the driver did not respond within 0.05 s" in show()["GPUs"]["GPU"]
     go_on.set()
 
@@ -314,10 +312,8 @@ def test_an_unexpected_failure_is_one_line_and_the_rest_is_shown(
     def fail(*args: object) -> None:
         raise RuntimeError("no idea")
 
-    for where, name in (
-        (packages, "system"), (devices, "cuda"), (devices, "zones"), (packages, "rights")
-    ):  # fmt: skip
-        monkeypatch.setattr(where, name, fail)
+    for name in ("system", "cuda", "zones", "rights"):
+        monkeypatch.setattr(show_env, name, fail)
     found = show(surprising=True)
     for title in ("System", "GPUs", "CPUs and memory", "Rights"):
         assert found[title] == {

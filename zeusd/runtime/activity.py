@@ -72,7 +72,6 @@ class Listed:
     activity: Activity | None = None
 
 
-_NOBODY_LISTED = 0
 _WEIGHT = 1000
 """Weights are thousandths: of a percent, or of a slice's percent."""
 
@@ -146,7 +145,8 @@ class ActivityReader:
         uses = []
         for instance, size in slices.items():
             percent = used[instance] if measured else 100.0
-            there = pids.get(instance, set() if not measured else {_NOBODY_LISTED})
+            # 0: an instance is used, and the driver lists no process on it.
+            there = pids.get(instance, {0} if measured else set())
             if percent:
                 weight = round(percent * size * _WEIGHT) // max(1, len(there))
                 uses += [PidUse(pid, now_ns, max(1, weight)) for pid in sorted(there)]
