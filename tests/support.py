@@ -272,7 +272,11 @@ def ended(child: int) -> int:
         pid, found = os.waitpid(child, os.WNOHANG)
         return [found] if pid else []
 
-    return os.waitstatus_to_exitcode(wait_for(status, "the child to end")[0])
+    try:
+        return os.waitstatus_to_exitcode(wait_for(status, "the child to end")[0])
+    except BaseException:
+        os.kill(child, signal.SIGKILL)  # it holds all that this process has open
+        raise
 
 
 def script(source: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:

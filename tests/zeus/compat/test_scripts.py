@@ -417,7 +417,7 @@ def test_waiting_for_a_peer_is_measured_in_a_process_that_was_forked(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(target=_measure_in_a_child, args=(daemon.socket, queue))
+    process = context.Process(target=_measure_in_a_child, args=(daemon.socket, queue), daemon=True)
     process.start()
     seconds, joules, text = queue.get(timeout=TIMEOUT_S)
     process.join(TIMEOUT_S)
