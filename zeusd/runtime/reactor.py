@@ -106,17 +106,21 @@ class Reactor:
 
     def call_later(self, delay_s: float, callback: Callback) -> None:
         """Calls `callback` once, after `delay_s`. Only from the loop's thread."""
-        due_ns = self._clock_ns() + int(delay_s * 1e9)
+        self._call_at(self._clock_ns() + int(delay_s * 1e9), callback)
+
+    def _call_at(self, due_ns: int, callback: Callback) -> None:
         heapq.heappush(self._timers, (due_ns, next(self._timer_numbers), callback))
 
     def every(self, period_s: float, callback: Callback) -> None:
-        """Calls `callback` now, and again after each pause. Only from the loop's thread."""
+        """Calls `callback` now, and again at each multiple of the period, so that what has the same
+        period wakes the loop once. Only from the loop's thread."""
+        period_ns = round(period_s * 1e9)
 
         def again() -> None:
             try:
                 callback()
             finally:  # also after a failure, which the loop reports
-                self.call_later(period_s, again)
+                self._call_at((self._clock_ns() // period_ns + 1) * period_ns, again)
 
         again()
 

@@ -51,6 +51,28 @@ def test_timers_fire_in_the_order_of_their_times() -> None:
     reactor.close()
 
 
+def test_what_has_the_same_period_wakes_the_loop_once() -> None:
+    now_ns = 123_456_789
+    reactor = Reactor(lambda: now_ns)
+    calls: dict[str, list[int]] = {"first": [], "second": []}
+
+    def pass_time() -> int:
+        nonlocal now_ns
+        now_ns += 5_000_000
+        return now_ns
+
+    def begin(name: str) -> None:
+        reactor.every(0.1, lambda: calls[name].append(now_ns))
+
+    begin("first")
+    reactor.call_later(0.03, lambda: begin("second"))
+    reactor.call_later(1.0, reactor.stop)
+    reactor.run(pass_time, lambda: None)
+    assert len(calls["first"]) == pytest.approx(11, abs=1)
+    assert calls["first"][1:] == calls["second"][1:]
+    reactor.close()
+
+
 def test_a_timer_may_be_ages_away() -> None:
     reactor = Reactor()
     reactor.call_later(2**63 / 1e9, reactor.stop)
