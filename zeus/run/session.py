@@ -130,7 +130,7 @@ class RunSession:
         self.used = self._meter.end()
         self._keep_profile()
         next_cost = None  # neither the search nor an unknown cost ends a run
-        if self._meter.known and not self._searching:
+        if self._meter.known and not self._meter.searching:
             next_cost = self.cost(*after_another_epoch(self.used, self.epochs))
         return judge(
             reached=reached,
@@ -202,13 +202,6 @@ class RunSession:
             self.optimizer.on_pause()
 
     # ------------------------------------------------------------------------------- power limits
-
-    @property
-    def _searching(self) -> bool:
-        """Whether limits are still to be measured."""
-        if self.optimizer is None:
-            return not self._over
-        return not isinstance(self.optimizer.state, Done)
 
     @guarded
     def _begin_search(self, iterations: int | None) -> None:

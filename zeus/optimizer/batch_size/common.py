@@ -229,12 +229,14 @@ class TrainingResult(TrialId, _Used):
         metric: The metric after this epoch; None if it is not finite, which never reaches the
             target.
         current_epoch: Epochs trained.
+        searching: Whether a power limit is still searched for: no cost stops the run meanwhile.
     """
 
     time: NotNegative
     energy: NotNegative
     metric: Finite | None
     current_epoch: int = Field(gt=0)
+    searching: bool = False
 
     @field_validator("metric", mode="before")
     @classmethod

@@ -59,6 +59,16 @@ class RunMeter:
         """Whether the energy of all windows is known."""
         return not self._unread and not self._lost_s
 
+    @property
+    def searching(self) -> bool:
+        """Whether a power limit is searched for."""
+        plo = self._power_limits()
+        if plo is None:
+            return False
+        from zeus.optimizer.power_limit.states import Done  # its package is imported by now
+
+        return not isinstance(plo.state, Done)
+
     def begin(self) -> None:
         """Opens the window of an epoch."""
         self._began = time.monotonic()

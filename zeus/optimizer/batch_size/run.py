@@ -146,6 +146,7 @@ class ActiveRun:
             key=self._trial.key,
             metric=metric,
             current_epoch=self.epoch,
+            searching=self._meter.searching,
             **asdict(used),
         )
 

@@ -1,7 +1,8 @@
 """A trial and its state transitions. Pure: no file, no clock, no socket.
 
 - A report is judged in this order: the target is reached; the epochs are used up; another epoch
-  would cost more than the trial's bound, which is fixed when the trial begins.
+  would cost more than the trial's bound, which is fixed when the trial begins. While a power limit
+  is searched for, an epoch's cost is not that of its size, and no cost stops the run.
 - A trial is lost if nothing was heard from it for its lease, and runs again after its next message.
   Other ended trials do not change, except by a report that they reached the target.
 """
@@ -176,7 +177,7 @@ def reported(
         reached=converged,
         epochs=heard.epochs,
         max_epochs=spec.max_epochs,
-        next_cost=_predicted_cost(job, heard),
+        next_cost=None if result.searching else _predicted_cost(job, heard),
         cost_bound=heard.cost_bound,
     )
     why = _why(job, heard, verdict)

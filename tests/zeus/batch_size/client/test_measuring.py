@@ -72,3 +72,31 @@ def test_the_power_limit_search_counts_as_overhead(
     assert 0.5 * beyond < said < 1.2 * beyond  # steps that were cut short are not in it
     assert beyond > 100
     assert run(profile)[0] == 0  # the next run has the choice from the file
+
+
+def test_no_cost_stops_a_run_while_a_limit_is_searched_for(
+    optimize: Optimize, kept: Between, node: VirtualNode, work: Work
+) -> None:
+    monitor = node.monitor()
+    cheap = optimize(like=monitor)
+    cheap.get_batch_size()
+    with cheap:
+        work.run(1)
+        cheap.on_evaluate(0.9)
+    search = GlobalPowerLimitOptimizer(monitor, ZeusCost(0.5), 1, 5, 20, 50, search="exhaustive")
+    optimizer = optimize(like=monitor)
+    optimizer.power_limit_optimizer = search
+    optimizer.get_batch_size()
+    assert kept.trials()[-1].cost_bound is not None
+    both = CallbackSet([search, optimizer])
+    epochs = 0
+    with both:
+        while not optimizer.training_finished:
+            epochs += 1
+            before = isinstance(search.state, Done)
+            for _ in both.steps(range(50)):
+                work.run(1)
+            both.on_evaluate(0.1)
+    assert not before  # it went on until the limit was found, and not further
+    assert epochs > 1
+    assert kept.trials()[-1].stopped_by_cost

@@ -90,6 +90,8 @@ def test_the_cost_of_a_report(
     assert after.end_order == (3 if stop else None)
     assert after.stopped_by_cost == ("bound" in words)
     assert after.heard_s == 5.0
+    searches = reported(job(), began(cost_bound=bound), report(epoch, metric, searching=True), 5, 3)
+    assert searches[1].stop_train == (stop and "bound" not in words)
 
 
 def test_a_lower_metric_may_be_the_better_one() -> None:
