@@ -60,7 +60,10 @@ class Training:
         if still_trains(log_path):
             print(f"[ZeusMaster] {job_id}: its script still trains, see {log_path}", flush=True)
             follow(lambda: still_trains(log_path), log_path)
-        return result_of(self.logdir, job_id, now.batch_size)
+        try:
+            return files.load_result(files.train_json(self.logdir, job_id, now.batch_size))
+        except FileError:
+            return None
 
     def _train(self, now: Start) -> TrainResult:
         """Trains one run."""

@@ -144,6 +144,13 @@ def test_a_job_with_slashes_in_its_names_stays_in_its_folder_and_is_continued(
     assert len(jobs.calls) == 1
 
 
+def test_a_result_that_cannot_be_read_is_trained_again(jobs: Jobs) -> None:
+    with pytest.raises(RuntimeError, match=r"is not a result of a run: .*; run the job again"):
+        train(jobs, Scripted(64), jobs.job({64: {"result": {"energy": "much"}}}), times=1)
+    assert len(train(jobs, Scripted(64), jobs.job({64: result(9.0)}), times=1)) == 1
+    assert [call["env"]["ZEUS_LOG_DIR"] for call in jobs.calls] == [str(jobs.logdir)] * 2
+
+
 def test_a_target_out_of_reach_is_not_gone_on_with(jobs: Jobs) -> None:
     job = jobs.job({64: result(9.0, reached=False)})
     for _ in range(2):

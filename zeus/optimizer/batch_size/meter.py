@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -88,7 +89,10 @@ class RunMeter:
         try:
             while self._unread:
                 self._unread[0].look_up()
-                self._energy += self._unread[0].total_energy
+                energy_j = self._unread[0].total_energy
+                if math.isnan(energy_j):
+                    raise ValueError("that of a GPU is unknown")
+                self._energy += energy_j
                 self._time += self._unread.pop(0).time
         except Exception as error:  # noqa: BLE001 - training must go on
             self._tell("the energy of an epoch is not known yet", error)

@@ -513,14 +513,21 @@ def test_an_energy_that_is_known_later_is_reported_later(
     assert (trial.converged, trial.epochs, trial.time, trial.energy) == (True, 3, 6, 300)
 
 
+@pytest.mark.parametrize("joules", [100.0, math.nan])
 def test_a_run_whose_energy_stays_unknown_does_not_count(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
+    optimize: Optimize,
+    monitor: FakeMonitor,
+    kept: Between,
+    caplog: pytest.LogCaptureFixture,
+    joules: float,
 ) -> None:
     optimizer = optimize()
     optimizer.get_batch_size()
     with optimizer:
-        monitor.gone = True
-        assert epochs(optimizer, monitor, 0.1, 0.9, 0.9) == 2  # its target is known, though
+        monitor.gone = not math.isnan(joules)
+        assert (
+            epochs(optimizer, monitor, 0.1, 0.9, 0.9, joules=joules) == 2
+        )  # its target is known, though
     assert optimizer.converged
     assert kept.trials()[0].status == "cancelled"
     assert "so the run does not count" in caplog.text
