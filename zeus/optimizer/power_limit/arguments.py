@@ -146,7 +146,7 @@ def to_search(kind: str, gpus: Sequence[GPU], wanted: bool | Sequence[Any]) -> l
     Raises:
         ZeusArgumentError: A GPU offers none, or not all of what is named.
     """
-    if wanted is False or not gpus:
+    if not wanted or not gpus:
         return []
     of = KINDS[kind]
     if isinstance(wanted, str) or not isinstance(wanted, (bool, Iterable)):

@@ -132,7 +132,6 @@ class SearchProcess:
         self.step = 0
         self.searched = 0
         self._now_s = 0.0
-        self._leads = True
         self._joined = False
         self._trial: Try | None = None
         self._pieces = 0  # of the trial, so far
@@ -256,7 +255,6 @@ class SearchProcess:
         self.world, self.ranks = ranks.world, ranks
         self._trial = None  # earlier commands no longer apply
         self._unread.clear()
-        self._leads = ranks.leader is not None
         if self.disabled:
             self._leave(self.reason)
         else:
@@ -277,7 +275,7 @@ class SearchProcess:
     def _obey(self, new: Command) -> None:
         if isinstance(new, Stop):
             # Only the leader reports why; the others would repeat it.
-            self.give_up(new.reason, leave=False, warn=self._leads)
+            self.give_up(new.reason, leave=False, warn=self._leader is not None)
             return
         if isinstance(self.state, Profiling):
             self._cut(self.state)

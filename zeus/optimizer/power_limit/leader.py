@@ -114,7 +114,7 @@ class Leader:
         """This process has measured a piece of a trial; its measurement will follow."""
         if self.search is None or self.over:
             return
-        shared = self._shared.setdefault((trial.trial, index), self._new_shared(trial))
+        shared = self._shared.setdefault((trial.trial, index), _Shared(trial, self.position))
         shared.position = self.position - steps / 2
         shared.steps = steps
         # Once enough steps were run, all continue until the next command, and no one waits for
@@ -218,7 +218,7 @@ class Leader:
         if shared is None:
             if self._trial is None or piece.trial < self._trial.trial:
                 return  # of a finished trial, whose other parts will not arrive
-            shared = self._shared[key] = self._new_shared(self._trial)
+            shared = self._shared[key] = _Shared(self._trial, self.position)
         shared.parts[rank] = piece
         if len(shared.parts) < self.world or self.search is None:
             return
@@ -244,9 +244,6 @@ class Leader:
         if not current:
             self._save(self.search, self.position, False)
         self._new = True
-
-    def _new_shared(self, trial: Try) -> _Shared:
-        return _Shared(trial, self.position)
 
     def _is_current(self, trial: int) -> bool:
         return self._trial is not None and trial == self._trial.trial

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -29,6 +30,7 @@ CEILING = "fleet"
 
 _owners: dict[str, weakref.ref[object]] = {}
 """The optimizer that was created or began to train last, and has not ended, by UUID of its GPUs."""
+os.register_at_fork(after_in_child=_owners.clear)
 
 
 def take(owner: object, gpus: Sequence[str]) -> bool:
