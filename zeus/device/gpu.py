@@ -379,11 +379,10 @@ class GPUs(OfProcess, _CamelCase):
         with _translated():
             self._client.set_power_limit(uuids, power_limit_mw, block=block)
 
-    def acquire_power_limits(self, gpu_indices: Sequence[int]) -> None:
-        """Acquires the leases on the power limits of several GPUs, even after they were lost."""
+    def acquire(self, gpu_indices: Sequence[int], control: str) -> None:
+        """Acquires the leases on a control of several GPUs, even after they were lost."""
         with _translated():
-            uuids = self._uuids(gpu_indices)
-            self._client.acquire(uuids, ["power_limit"])
+            self._client.acquire(self._uuids(gpu_indices), [control], together=True)
 
     def set_power_profiles_of(self, gpu_indices: Sequence[int], profiles: Sequence[int]) -> None:
         """Requests workload power profiles on several GPUs, see `GPU.set_power_profiles`.
@@ -400,12 +399,6 @@ class GPUs(OfProcess, _CamelCase):
                     2,
                 )
 
-    def acquire_power_profiles(self, gpu_indices: Sequence[int]) -> None:
-        """Acquires the leases on the power profiles of several GPUs, even after they were lost."""
-        with _translated():
-            uuids = self._uuids(gpu_indices)
-            self._client.acquire(uuids, ["power_profile"], together=True)
-
     def bound_graphics_clocks(self, gpu_indices: Sequence[int], max_mhz: int | None) -> None:
         """Keeps the graphics clocks of several GPUs, of one model, at or below one, MHz; None:
         restores them.
@@ -421,12 +414,6 @@ class GPUs(OfProcess, _CamelCase):
                 self._client.reset(uuids, "gpu_clocks")
             else:
                 self._client.set(uuids, "gpu_clocks", [lowest, max_mhz], together=True)
-
-    def acquire_graphics_clocks(self, gpu_indices: Sequence[int]) -> None:
-        """Acquires the leases on the graphics clocks of several GPUs, even after they were lost."""
-        with _translated():
-            uuids = self._uuids(gpu_indices)
-            self._client.acquire(uuids, ["gpu_clocks"], together=True)
 
     def release_power_profiles(self, gpu_indices: Sequence[int]) -> None:
         """Clears the power profiles that this process requested, and releases the leases."""

@@ -718,7 +718,7 @@ class BoundGpus:
         self.looks -= 1
         return self.looks >= 0
 
-    def acquire_power_limits(self, indices: Any) -> None:
+    def acquire(self, indices: Any, control: str) -> None:
         self.done.append(("acquire", indices))
 
     def publish_profile(self, indices: Any, progress: Any, measuring: bool = False) -> None:

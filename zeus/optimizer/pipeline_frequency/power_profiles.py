@@ -92,7 +92,7 @@ class PowerProfiles:
         try:
             return gpus[self._device_id].set_power_profiles(names)
         except ZeusGPULeaseExpiredError:
-            gpus.acquire_power_profiles([self._device_id])
+            gpus.acquire([self._device_id], "power_profile")
             return gpus[self._device_id].set_power_profiles(names)
 
     def _warn(self, reason: str) -> None:

@@ -133,27 +133,24 @@ class HeldSetting:
 
     def _write(self, wanted: Setting) -> None:
         gpus, indices = self._gpus, self._indices
-        self._again(
-            lambda: gpus.set_power_management_limits(indices, wanted.power_limit_mw),
-            lambda: gpus.acquire_power_limits(indices),
-        )
+        limit_mw = wanted.power_limit_mw
+        self._again(lambda: gpus.set_power_management_limits(indices, limit_mw), "power_limit")
         if wanted.beside is not None:
             self._beside.setdefault(wanted.beside.kind, False)
-        for kind, was_set in list(self._beside.items()):
-            value = wanted.of(kind)
-            write, acquire = KINDS[kind].write, KINDS[kind].acquire
+        for name, was_set in list(self._beside.items()):
+            kind, value = KINDS[name], wanted.of(name)
             try:
-                self._again(partial(write, gpus, indices, value), partial(acquire, gpus, indices))
+                self._again(partial(kind.write, gpus, indices, value), kind.control)
             except ZeusBaseError as error:
                 if was_set or value is not None or unanswered(error.__cause__):
                     raise
                 continue  # what was never set need not be restored
-            self._beside[kind] = was_set or value is not None
+            self._beside[name] = was_set or value is not None
 
-    def _again(self, write: Callable[[], None], acquire: Callable[[], None]) -> None:
+    def _again(self, write: Callable[[], None], control: str) -> None:
         try:
             write()
         except ZeusGPULeaseExpiredError as error:
             log.warning("acquiring a lease again: %s", error.message)
-            acquire()
+            self._gpus.acquire(self._indices, control)
             write()

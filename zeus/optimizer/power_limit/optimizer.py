@@ -130,12 +130,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         ]
         if indices and (self.profile_path is None or not self.profile_path.exists()):
             others.borrow(monitor.gpus, indices)
-        unsupported = ""
-        try:
-            min_mw, max_mw = self._common_range(together)
-        except ZeusGPUNotSupportedError as error:
-            min_mw = max_mw = 0
-            unsupported = error.message
+        min_mw, max_mw, unsupported = self._common_range(together)
         step_mw = int(pl_step * 1000)
         self._planner = LimitPlanner(
             *(search, optimum_selector, warmup_steps, profile_steps, step_mw),
@@ -363,20 +358,22 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
                 "before you create or train the next"
             )
 
-    def _common_range(self, together: bool) -> tuple[int, int]:
-        """The range of limits that all GPUs accept, mW, even if other processes set them. With
-        several processes the ranges may differ, even if one process has all GPUs.
+    def _common_range(self, together: bool) -> tuple[int, int, str]:
+        """The range of limits that all GPUs accept, mW, even if other processes set them, or why
+        there is none. With several processes the ranges may differ, even if one process has all
+        GPUs.
         """
         if not self.monitor.gpu_indices:
-            raise ZeusGPUNotSupportedError(
-                "the monitor has no GPU; check `zeusctl status` and CUDA_VISIBLE_DEVICES"
-            )
+            return 0, 0, "the monitor has no GPU; check `zeusctl status` and CUDA_VISIBLE_DEVICES"
         gpus = self._gpus or self.monitor.gpus.owners_of_limits(self.monitor.gpu_indices)
-        ranges = {gpu.get_power_management_limit_constraints() for gpu in gpus}
+        try:
+            ranges = {gpu.get_power_management_limit_constraints() for gpu in gpus}
+        except ZeusGPUNotSupportedError as error:
+            return 0, 0, error.message
         low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
         if low > high or (together and len(ranges) != 1):
             raise ValueError("Power limits ranges are not uniform across GPUs.")
-        return low, high
+        return low, high, ""
 
     def _turn_persistence_on(self) -> None:
         """Turns persistence mode on, so that limits survive while no process uses the GPU;

@@ -59,7 +59,7 @@ def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
         bounded = gpus.bounded_by(indices, CEILING)
         if bounded is None:
             return
-        gpus.acquire_power_limits(indices)
+        gpus.acquire(indices, "power_limit")
         gpus.publish_profile(indices, {}, measuring=True)
         if not bounded:
             return

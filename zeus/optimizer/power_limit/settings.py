@@ -30,7 +30,7 @@ class Kind:
         shown: The opposite.
         descends: Whether lower values save more: they are tried from the highest down.
         write: Sets a value on GPUs; None: restores them.
-        acquire: Acquires the leases again.
+        control: What zeusd leases for it.
     """
 
     plural: str
@@ -42,7 +42,7 @@ class Kind:
     shown: Callable[[int], str | int]
     descends: bool
     write: Callable[[GPUs, Sequence[int], int | None], None]
-    acquire: Callable[[GPUs, Sequence[int]], None]
+    control: str
 
 
 def _profiles(gpu: GPU) -> list[int]:
@@ -74,7 +74,7 @@ KINDS = {
         write=lambda gpus, indices, value: gpus.set_power_profiles_of(
             indices, [] if value is None else [value]
         ),
-        acquire=lambda gpus, indices: gpus.acquire_power_profiles(indices),
+        control="power_profile",
     ),
     "graphics_clock": Kind(
         plural="graphics clocks",
@@ -86,7 +86,7 @@ KINDS = {
         shown=lambda mhz: mhz,
         descends=True,
         write=lambda gpus, indices, mhz: gpus.bound_graphics_clocks(indices, mhz),
-        acquire=lambda gpus, indices: gpus.acquire_graphics_clocks(indices),
+        control="gpu_clocks",
     ),
 }
 """By the name of their field in files; with an `s`, of what was searched."""
