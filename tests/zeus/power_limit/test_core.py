@@ -223,10 +223,11 @@ def test_a_driver_that_does_not_return_delays_no_step() -> None:
         shell.now_s += 1
     assert len(shell.did("set")) == 1
     assert len(shell.said()) == 1
-    assert shell.core.current is None
+    assert (shell.core.current, shell.core.awaited) == (None, shell.did("set")[-1])
     shell.answers = True
     shell.run()
     shell.assert_chosen()
+    assert shell.core.awaited is None
 
 
 @pytest.mark.parametrize(("adaptive", "warmup_steps"), [(False, 0), (False, 2), (True, 2)])

@@ -32,6 +32,8 @@ def test_without_a_choice_the_report_says_why() -> None:
     assert report.sentence.endswith(
         "The search ended: GPU 0 is <lost>. This optimizer holds no limit now."
     )
+    report = Report((HIGHEST,), None, 12, "GPU 0 is <lost>", None, 300.0)
+    assert report.sentence.endswith("The search ended: GPU 0 is <lost>. 300 W is being set.")
     html = in_a_notebook(report)
     assert "&lt;lost&gt;" in html
     assert "<lost>" not in html

@@ -486,6 +486,11 @@ class SearchProcess:
 
     # ------------------------------------------------------------------------ settings, silence
 
+    @property
+    def awaited(self) -> Setting | None:
+        """The setting that is being set; None: none."""
+        return self._aim if self._waiting else None
+
     def _hold(self, setting: Setting) -> bool:
         """Sets a setting on all GPUs unless it is in force. Returns whether it is: zeusd may take
         longer than a step may wait, so the next steps look again.

@@ -325,8 +325,11 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         chosen, reason = None, state.reason if isinstance(state, Done) else ""
         if core.chosen is not None and not core.disabled:
             chosen, reason = core.chosen.chosen, core.chosen.reason
-        in_force_w = self.current_power_limit / 1000 or None
-        report = Report(known, chosen, core.searched, reason, in_force_w)
+        force = [
+            None if one is None else one.power_limit_mw / 1000
+            for one in (core.current, core.awaited)
+        ]
+        report = Report(known, chosen, core.searched, reason, *force)
         if path is not None:
             try:
                 report.draw(path)

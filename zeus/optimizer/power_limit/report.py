@@ -26,6 +26,7 @@ class Report:
         reason: Why there is no choice, if the search has ended without one, or why it is the
             highest limit, if that is not the best measured one.
         in_force_w: The limit that is set, W; None: none.
+        being_set_w: The limit that is being set, W, as while zeusd does not answer; None: none.
     """
 
     estimates: tuple[LimitEstimate, ...]
@@ -33,6 +34,7 @@ class Report:
     steps: int
     reason: str = ""
     in_force_w: float | None = None
+    being_set_w: float | None = None
 
     @property
     def saving(self) -> float:
@@ -102,6 +104,8 @@ class Report:
 
     @property
     def _in_force(self) -> str:
+        if self.being_set_w is not None:
+            return f"{self.being_set_w:g} W is being set."
         if self.in_force_w is None:
             return "This optimizer holds no limit now."
         return f"In force: {self.in_force_w:g} W."
