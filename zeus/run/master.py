@@ -145,15 +145,7 @@ class ZeusMaster:
                 sentence says which.
             OSError: Files cannot be written.
         """
-        if job.default_bs is None:
-            raise ValueError(f"{job} has no default batch size; give Job(default_bs=...)")
-        if job.command is None:
-            raise ValueError(f"{job} has no command to run; give Job(command=[...])")
-        if not 0 <= eta_knob <= 1:
-            raise ValueError(f"eta_knob must be between 0 and 1, not {eta_knob:g}")
-        if not beta_knob > 0:
-            raise ValueError(f"beta_knob must be positive, not {beta_knob:g}")
-        job.scale_lr(job.default_bs)
+        _check(job, eta_knob, beta_knob)
         policy = deepcopy(self.batch_size_optimizer)
         policy.register_job(job, batch_sizes)
         arguments = {
@@ -251,6 +243,24 @@ class ZeusMaster:
                 f"written before and counts; see {log_path}"
             )
         return result.energy, result.time, result.reached
+
+
+def _check(job: Job, eta_knob: float, beta_knob: float) -> None:
+    """Checks what a job needs before its first run.
+
+    Raises:
+        ValueError: An argument makes no sense, or the job lacks something.
+        NotImplementedError: How the optimizer's learning rate scales is not known.
+    """
+    if job.default_bs is None:
+        raise ValueError(f"{job} has no default batch size; give Job(default_bs=...)")
+    if job.command is None:
+        raise ValueError(f"{job} has no command to run; give Job(command=[...])")
+    if not 0 <= eta_knob <= 1:
+        raise ValueError(f"eta_knob must be between 0 and 1, not {eta_knob:g}")
+    if not beta_knob > 0:
+        raise ValueError(f"beta_knob must be positive, not {beta_knob:g}")
+    job.scale_lr(job.default_bs)
 
 
 def _unused(folder: str) -> str:
