@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from zeus_common.units import WATT_MW
 from zeus_ipc.controls import Control
+from zeus_ipc.limited import BMC, BY_LEASE, SITE
 from zeus_ipc.replies import GpuInfo, GpuState
 from zeusctl.kubernetes.pods import Pod, PodCondition, milliwatts
 from zeusctl.parts import Devices
@@ -150,18 +151,16 @@ def condition_of(
     )
 
 
+_SET_BY = {
+    BMC: "the board or its BMC",
+    SITE: "the site limit",
+    BY_LEASE: "a lease",
+    None: "someone outside zeusd",
+}
+
+
 def _author(gpu: GpuInfo, state: GpuState, own: str) -> tuple[int, str]:
-    """A GPU's limit in force, mW, and who bounds it."""
-    requested, enforced = state.power_limit_mw, state.enforced_power_limit_mw
-    highest = gpu.power_limit_highest_mw
-    limit = min(one for one in (requested, enforced, gpu.power_limit_max_mw, 1 << 31) if one)
-    if requested and limit < requested - WATT_MW:
-        return limit, "the board or its BMC"
-    if highest is None or limit > highest + WATT_MW:
-        return limit, "someone outside zeusd"
-    if limit < highest - WATT_MW:
-        return limit, "a lease or someone outside zeusd"
-    names = [ceiling.name for ceiling in gpu.ceilings if ceiling.value[0] == highest]
-    if own in names:
-        return limit, "this pod"
-    return limit, f"the ceiling {names[0]}" if names else "the site limit"
+    """A GPU's limit in force, mW, and who set it."""
+    limits = state.power_limit_mw, state.enforced_power_limit_mw, gpu.power_limit_max_mw
+    limit, set_by = min(one for one in (*limits, 1 << 31) if one), state.limit_author
+    return limit, "this pod" if set_by == own else _SET_BY.get(set_by, f"the ceiling {set_by}")

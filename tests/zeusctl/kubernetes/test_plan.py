@@ -126,23 +126,30 @@ def test_a_pod_of_claims_is_waited_for_until_its_gpu_is_known() -> None:
 
 
 MINE = "12345678-1234-1234-1234-123456789abc"
+OWN = "job:" + MINE
 
 
 @pytest.mark.parametrize(
-    ("limit_w", "enforced_w", "other_w", "status", "said"),
+    ("limit_w", "enforced_w", "other_w", "set_by", "status", "said"),
     [
-        (200, 200, None, "True", "at most 200 W, by this pod"),
-        (199, 199, None, "True", "at most 199 W, by this pod"),  # a driver that rounds
-        (150, 150, 150, "True", "at most 150 W, by the ceiling job:77"),
-        (120, 120, None, "True", "at most 120 W, by a lease or someone outside zeusd"),
-        (200, 170, None, "True", "at most 170 W, by the board or its BMC"),
-        (200, None, None, "True", "at most 200 W, by this pod"),
-        (250, 250, None, "False", "at most 250 W, by someone outside zeusd"),
-        (250, 180, None, "True", "at most 180 W, by the board or its BMC"),
+        (200, 200, None, OWN, "True", "at most 200 W, by this pod"),
+        (150, 150, 150, "job:77", "True", "at most 150 W, by the ceiling job:77"),
+        (180, 180, None, "site", "True", "at most 180 W, by the site limit"),
+        (120, 120, None, "lease", "True", "at most 120 W, by a lease"),
+        (120, 120, None, None, "True", "at most 120 W, by someone outside zeusd"),
+        (200, 170, None, "BMC", "True", "at most 170 W, by the board or its BMC"),
+        (200, None, None, OWN, "True", "at most 200 W, by this pod"),
+        (250, 250, None, None, "False", "at most 250 W, by someone outside zeusd"),
+        (250, 180, None, "BMC", "True", "at most 180 W, by the board or its BMC"),
     ],
 )
 def test_the_condition_has_the_limit_in_force_and_who_bounds_it(
-    limit_w: int, enforced_w: int | None, other_w: int | None, status: str, said: str
+    limit_w: int,
+    enforced_w: int | None,
+    other_w: int | None,
+    set_by: str | None,
+    status: str,
+    said: str,
 ) -> None:
     pod = a_pod()
     pod["metadata"]["uid"] = MINE
@@ -152,6 +159,7 @@ def test_the_condition_has_the_limit_in_force_and_who_bounds_it(
     state = GpuState.model_construct(
         power_limit_mw=limit_w * 1000,
         enforced_power_limit_mw=None if enforced_w is None else enforced_w * 1000,
+        limit_author=set_by,
     )
     shown = condition_of(pod_of(pod), planned(pod, "GPU-0abc"), [one], {"GPU-0abc": state})
     assert shown is not None
