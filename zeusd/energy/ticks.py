@@ -185,7 +185,9 @@ class TickTracker:
         self._took += TOOK_SHARE * (min(took_ns, LONGEST_NS) - self._took)
         self._grain = max(float(GRAIN_NS), self._took)
         self._half = took_ns // 2
-        self._delay = max(DELAY_FADES * self._delay, t_ns - self._half - self.latest_read_ns)
+        if self._read_ns is not None:
+            delay_ns = min(t_ns - self._half - self.latest_read_ns, LONGEST_NS)
+            self._delay = max(DELAY_FADES * self._delay, delay_ns)
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
         elif self._continuous:

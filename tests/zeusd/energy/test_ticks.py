@@ -234,3 +234,6 @@ def test_readings_wait_for_each_other_only_as_long_as_they_are_punctual() -> Non
     longest_wait_ms(1000, 80_000)
     assert longest_wait_ms(80, 80_000) > 14
     assert longest_wait_ms(80, 3 * MS) < 12
+    sensor.look(tracker.latest_read_ns + 2 * SECOND)  # once, the machine or the driver stood still
+    longest_wait_ms(400, 80_000)
+    assert longest_wait_ms(80, 80_000) > 14
