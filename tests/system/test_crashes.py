@@ -328,7 +328,8 @@ def test_a_full_disk_changes_nothing_and_is_reported(site: Site) -> None:
 
 
 @pytest.mark.needs("namespaces")
-@pytest.mark.parametrize(("read_only", "orderly"), [(True, False), (False, True)])
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("orderly", [False, True])
 def test_a_zeusd_that_starts_on_a_full_disk_restores(
     site: Site, read_only: bool, orderly: bool
 ) -> None:

@@ -26,7 +26,6 @@ LIMIT = 250_000
 CONFIGURATION = "/etc/zeusd/zeusd.toml"
 UNIT_FOLDERS = ("lib/systemd/system", "usr/lib/systemd/system", "etc/systemd/system")
 NEXT_VERSION = "987.0.0rc1"
-TREE = "unpacked-sdist"
 STAYS = (
     *("/var/lib/dpkg", "/var/lib/apt", "/var/log", "/var/cache", "/var/backups"),
     *("/run", "/tmp", "/usr/src/zeusd", "/etc/systemd/system/zeusd.service.d"),
@@ -38,11 +37,11 @@ STAYS = (
 on_a_node = [pytest.mark.needs("debian package"), pytest.mark.timeout(300)]
 
 
-def build(tree: Path, output: Path) -> Path:
+def build(tree: Path, output: Path, cache: Path) -> Path:
     """Builds the package of a tree, not packed as tightly as it would be: that takes long."""
     packing = {"DPKG_DEB_COMPRESSOR_TYPE": "gzip", "DPKG_DEB_COMPRESSOR_LEVEL": "1"}
     done = subprocess.run(
-        [str(tree / "packaging/build-deb"), "--cache", str(output / "cache"), str(output)],
+        [str(tree / "packaging/build-deb"), "--cache", str(cache), str(output)],
         capture_output=True,
         text=True,
         env={**os.environ, **packing},
@@ -85,33 +84,20 @@ def next_tree(folder: Path) -> Path:
     return folder
 
 
-def of_this_version(package: Path, folder: Path) -> Path:
-    """A package with this tree's version instead: to build another takes as long as all else."""
-    subprocess.run(["dpkg-deb", "--raw-extract", str(package), str(folder)], check=True)
-    (path,) = folder.rglob("zeus_ipc/_version.py")
-    path.write_text(path.read_text().replace(NEXT_VERSION, __version__))
-    control = folder / "DEBIAN/control"
-    control.write_text(re.sub(r"(?m)^Version: .*", f"Version: {__version__}", control.read_text()))
-    packing = ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", str(folder)]
-    subprocess.run([*packing, str(folder.parent)], check=True, stdout=subprocess.DEVNULL)
-    (made,) = folder.parent.glob(f"zeusd_{__version__}_*.deb")
-    return made
-
-
 @dataclass
 class Node:
-    """A node, its GPUs, a package of this version, and the later one that was built.
-
-    Attributes:
-        opinion: What lintian says meanwhile.
-    """
+    """A node, its GPUs, and what is built meanwhile: a later package, lintian's output."""
 
     machine: Machine
     double: NvmlDouble
     package: Path
-    upgrade: Path
+    next: Future[Path]
     opinion: Future[subprocess.CompletedProcess[str]]
     holders: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def upgrade(self) -> Path:
+        return self.next.result()
 
     def dpkg(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.apt("dpkg", *arguments, check=check)
@@ -180,16 +166,16 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     node = None
     aside = ThreadPoolExecutor(1)
     try:
-        built = aside.submit(build, next_tree(folder / TREE), folder / "next")
+        first = aside.submit(build, REPOSITORY, folder / "first", folder / "cache")
         machine.start()
-        upgrade = built.result()
-        package = of_this_version(upgrade, folder / "this")
-        opinion = aside.submit(lintian, upgrade)
+        package = first.result()
+        later = aside.submit(build, next_tree(folder / "tree"), folder / "next", folder / "cache")
+        opinion = aside.submit(lintian, package)
         if Path("/usr/lib/python3/dist-packages/systemd").exists():
             # All that it depends on is there, and apt takes seconds to read of what else there is.
             shutil.rmtree(machine.root / "var/lib/apt/lists")
         double = machine.add_gpus(2)
-        node = Node(machine, double, package, upgrade, opinion)
+        node = Node(machine, double, package, later, opinion)
         yield node
     finally:
         aside.shutdown(cancel_futures=True)
@@ -225,7 +211,7 @@ class TestPackage:
     pytestmark = on_a_node
 
     def test_it_writes_only_to_its_own_paths(self, node: Node, tmp_path: Path) -> None:
-        subprocess.run(["dpkg-deb", "--extract", str(node.upgrade), str(tmp_path)], check=True)
+        subprocess.run(["dpkg-deb", "--extract", str(node.package), str(tmp_path)], check=True)
         files = [path for path in tmp_path.rglob("*") if not path.is_dir()]
         places = re.compile(
             r"etc/zeusd/zeusd\.toml$|usr/bin/zeus|usr/lib/zeusd/|(usr/)?lib/systemd/system/zeusd"
@@ -235,7 +221,7 @@ class TestPackage:
         names = [str(path.relative_to(tmp_path)) for path in files]
         assert [name for name in names if not places.match(name)] == []
         assert not [name for name in names if name.endswith((".pyc", "direct_url.json", "RECORD"))]
-        made_in = re.compile(rb"zeusd-deb\.\w{6}|" + re.escape(f"/{TREE}/".encode()))
+        made_in = re.compile(rb"zeusd-deb\.\w{6}|" + re.escape(str(REPOSITORY).encode()) + b"/")
         for path in files:
             if not path.is_symlink():
                 assert not made_in.search(path.read_bytes()), f"{path}: a path of the build"
@@ -388,12 +374,16 @@ class TestPackage:
     # ---------------------------------------------------------------- what was made in the meantime
 
     def test_it_is_named_after_the_one_version(self, node: Node) -> None:
-        shown = subprocess.run(
-            ["dpkg-deb", "--show", str(node.upgrade)], capture_output=True, text=True, check=True
-        ).stdout
-        name, found = shown.split()
-        assert (name, found.partition("+")[0]) == ("zeusd", NEXT_VERSION.replace("rc", "~rc"))
-        assert node.upgrade.name.startswith(f"zeusd_{found}_")
+        for package, version in (
+            (node.package, __version__),
+            (node.upgrade, NEXT_VERSION.replace("rc", "~rc")),
+        ):
+            shown = subprocess.run(
+                ["dpkg-deb", "--show", str(package)], capture_output=True, text=True, check=True
+            ).stdout
+            name, found = shown.split()
+            assert (name, found.partition("+")[0]) == ("zeusd", version)
+            assert package.name.startswith(f"zeusd_{found}_")
 
     def test_lintian_finds_nothing(self, node: Node) -> None:
         done = node.opinion.result()
