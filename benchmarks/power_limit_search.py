@@ -16,15 +16,15 @@ first 100 steps takes 2 s more; `together`: all four.
 
 A job "costs more" if its 5,000 steps, including the search, take more energy than 5,000 steps at
 the highest limit: at all (beyond the rounding of this program, a billionth), by more than 0.02 %
-(one step's energy), and by more than 0.1 %. Some workloads draw less than 85 % of their lowest
+(one step's energy), and by more than 0.1 %. Some workloads draw less than 75 % of their lowest
 limit: their power is the same at each limit, and differences between times are noise of the
 recording. The search leaves those at the highest limit, and their regret is the size of that noise;
 the column `within reach` is the mean regret of all others.
 
 The thresholds of the search were tuned on every tenth workload (`--part tuned`), by seeds of 1,000
 and more; figures are of the other workloads (`--part others`, the default), by seeds from 0.
-`STRIDE` and `PEAKS` were chosen on every other workload, by seeds of 1,000 and more. `REACH` and
-`AVERAGED_S` follow from how limits work, and were set after looking at all tables.
+`STRIDE` and `PEAKS` were chosen on every other workload, by seeds of 1,000 and more. `REACH`,
+`FALL` and `AVERAGED_S` follow from how limits work, and were set after looking at all tables.
 """
 
 from __future__ import annotations

@@ -256,13 +256,21 @@ def test_a_job_that_draws_far_less_than_any_limit_is_left_at_the_highest(seed: i
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_a_job_that_the_lowest_limit_does_not_slow_tries_only_that_limit(
+    seed: int,
+) -> None:
+    job = Job(seed, draws_w=85.0)
+    assert set(search(adaptive(Energy()), job)) == {LIMITS[0], LIMITS[-1]}
+    assert job.position <= 100
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_short_steps_have_no_peaks_for_a_limit_above_the_mean_to_lower(seed: int) -> None:
     """The same draw is below every limit: whether one is tried depends on how long steps are."""
-    for unit_s, tries in ((0.015, False), (0.06, True)):
+    for unit_s, tried in ((0.015, {LIMITS[0]}), (0.06, {LIMITS[0], LIMITS[-1]})):
         searching = adaptive(Energy())
-        held = search(searching, Job(seed, unit_s=unit_s, draws_w=90.0))
-        assert (len({*held}) > 1) == tries, unit_s
-        assert bool(searching.reason) == (not tries)
+        assert set(search(searching, Job(seed, unit_s=unit_s, draws_w=90.0))) == tried, unit_s
+        assert searching.reason == "no limit lowers the power that this job draws"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -271,6 +279,21 @@ def test_short_steps_of_a_job_that_a_limit_reaches_are_searched(seed: int) -> No
     searching = adaptive(Energy())
     assert len(set(search(searching, job))) > 2
     assert regret(searching, job, Energy()) < 0.03
+
+
+class _Flat(Job):
+    """Draws 88 W, which no limit lowers, and saves one uncertain percent at the lowest."""
+
+    def time_s(self, limit_mw: int) -> float:
+        return self.unit_s * (0.99 if limit_mw == LIMITS[-1] else 1.0)
+
+
+def test_the_search_ends_once_it_knows_that_no_limit_lowers_the_power() -> None:
+    """It measures the highest limit beside the lowest, and stops before they are distinguished."""
+    for seed in range(12):
+        job = _Flat(seed, draws_w=88.0)
+        assert set(search(adaptive(Energy()), job)) == {LIMITS[0], LIMITS[-1]}
+        assert job.position < 40, f"seed {seed}"
 
 
 class _Bursts(Job):

@@ -42,13 +42,17 @@ GOOD_ENOUGH = 0.005
 """Sufficient accuracy of a limit's time, as a fraction, if the selector gives no costs."""
 CURVES = 64
 """Number of random curves for a decision."""
-REACH = 0.85
+REACH = 0.75
 """No limit affects a job that draws less than this share of the lowest limit."""
 PEAKS = 0.6
 """A limit is not a candidate if the job draws less than this share of it: its peaks are below."""
+NEAR = 1.05
+"""A job that draws less than this share of the lowest limit is tried there first."""
 AVERAGED_S = 0.03
 """A limit acts on power averaged over some tens of milliseconds. If a step is shorter than this,
 that average has no peaks: a limit above a job's mean power has no effect."""
+FALL = 0.03
+"""No limit affects a job whose power falls by less than this share at the lowest limit."""
 SETTLE_S = 0.5
 """Clocks and power have followed a new limit after this: max(3 sensor ticks, 300 ms) and more."""
 
@@ -63,7 +67,8 @@ class Adaptive(Search):
 
     A limit saves energy only where it lowers power. So limits far above the job's power are not
     candidates, and a job that draws far less than the lowest limit, or less in short steps, stays
-    at the highest (`_unreached`).
+    at the highest. A job that draws about as much is tried at the lowest limit first, and stays at
+    the highest unless that lowers its power (`_unreached`).
 
     Contradictory measurements (`Review`) are repeated before anything else. Before a limit is
     chosen, the highest is measured again beside it.
@@ -225,13 +230,26 @@ class Adaptive(Search):
                 warmup = min(warmup, max(2, math.ceil(SETTLE_S / fastest)))
         return LimitTrial(limit, warmup, self.piece)
 
-    def _unreached(self) -> bool:
-        """Whether no limit lowers the job's power."""
-        highest, lowest_mw = averages(self.samples)[0], self.limits_mw[-1]
+    def _unreached(self) -> bool | None:
+        """Whether no limit lowers the job's power; None: the lowest limit must be tried to know."""
+        measured = averages(self.samples)
+        highest, lowest_mw = measured[0], self.limits_mw[-1]
         draw_mw = self._draw_mw(highest)
-        if highest.time_s < AVERAGED_S:
-            return draw_mw < lowest_mw
-        return draw_mw < REACH * lowest_mw
+        if draw_mw < REACH * lowest_mw:
+            return True
+        if draw_mw < lowest_mw and highest.time_s < AVERAGED_S:
+            return True
+        if draw_mw > NEAR * lowest_mw:
+            return False
+        lowest = measured[-1]
+        if lowest.power_limit_mw != lowest_mw:
+            return None
+        ratio = lowest.power_w / highest.power_w
+        error = ratio * math.hypot(lowest.power_error, highest.power_error)
+        unclear = abs(1 - ratio - FALL) < error
+        if unclear and self._run(lowest_mw, self._outstanding) < self.profile_steps // 2:
+            return None
+        return 1 - ratio < FALL + error
 
     def _draw_mw(self, highest: LimitEstimate) -> float:
         """Mean power of a GPU at the highest measured limit."""
@@ -245,9 +263,11 @@ class Adaptive(Search):
         self._named = bool(costs)
         if not costs:
             return self._first_unknown(everywhere.limits())
-        if self._unreached():
+        unreached = self._unreached()
+        if unreached is not False:
             self._excess = 0.0
-            return None
+            ends = self.limits_mw[-1], self.limits_mw[0]
+            return None if unreached else min(ends, key=self._steps)
         # Limits over this do not bind.
         caps_mw = min(self._draw_mw(averages(self.samples)[0]) / PEAKS, self.limits_mw[0])
         reach_mw = STRIDE * min(caps_mw, *(self.limits_mw[i] for i in measured))

@@ -89,6 +89,13 @@ class LimitEstimate(Setting):
         """Mean power of all GPUs together."""
         return self.energy_j / self.time_s
 
+    @property
+    def power_error(self) -> float:
+        """Standard deviation of `power_w`, as a fraction of it: a longer step is more work at about
+        the same power.
+        """
+        return math.sqrt(self.energy_error**2 - (1 - 1 / 9) * self.time_error**2)
+
 
 @dataclass(frozen=True)
 class _Shape:
