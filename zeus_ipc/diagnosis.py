@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
-from zeus_ipc.sockets import listener_of
+from zeus_ipc.sockets import peer_of
 
 
 def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:
@@ -105,6 +105,23 @@ def silent_daemon(path: str) -> str:
         return f"process {pid} is stopped; continue it with `kill -CONT {pid}`"
     log = _log_of(pid)
     return f"look at its log, {log}" if log else f"look at what process {pid} has printed"
+
+
+def listener_of(path: str, wait_s: float) -> int | None:
+    """Returns the process that listens at a Unix socket; None if nobody does, or it is not visible
+    from here.
+
+    Args:
+        path: The socket.
+        wait_s: How long to wait for a connection.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(wait_s)
+        try:
+            probe.connect(path)
+            return peer_of(probe)[0] or None
+        except OSError:
+            return None
 
 
 def _is_service(pid: int) -> bool:

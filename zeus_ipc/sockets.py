@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
 
 SOCKET_ENV = "ZEUSD_SOCK_PATH"
 DEFAULT_SOCKET_PATH = "/run/zeusd/zeusd.sock"
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 def socket_path(explicit: str | os.PathLike[str] | None = None) -> str:
@@ -31,24 +32,8 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
     Raises:
         OSError: The socket is closed.
     """
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    import socket  # who needs only a path, as `zeus` at its import, does not pay for it
+
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
     return pid, uid, gid
-
-
-def listener_of(path: str, wait_s: float) -> int | None:
-    """Returns the process that listens at a Unix socket; None if nobody does, or it is not visible
-    from here.
-
-    Args:
-        path: The socket.
-        wait_s: How long to wait for a connection.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(wait_s)
-        try:
-            probe.connect(path)
-            pid = peer_of(probe)[0]
-        except OSError:
-            return None
-    return pid if pid > 0 else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from zeus_common.checks import Check, fault, note, ok
 from zeus_common.processes import PROC
 from zeus_common.text import group_name, user_name
-from zeus_ipc import sockets
+from zeus_ipc import diagnosis
 from zeusctl.exits import CommandError
 from zeusctl.slurm import read_settings
 from zeusd.devices.amd.library import CANDIDATES
@@ -228,7 +228,7 @@ def mount_point_of(path: str) -> str:
 
 def listener_of(path: str) -> int | None:
     """Returns the process that listens at a socket; None if it is gone or not visible from here."""
-    pid = sockets.listener_of(path, 1.0)
+    pid = diagnosis.listener_of(path, 1.0)
     return pid if pid is not None and Path(f"/proc/{pid}").exists() else None
 
 
