@@ -171,7 +171,8 @@ def test_set_outside_zeusd(scene: Scene) -> None:
 
 def test_locked_clocks(scene: Scene) -> None:
     holder = scene.hold("set_gpu_clocks([gpus[2]], 600, 900)")
-    _clock_is(scene, 2, lambda mhz: mhz <= 900)
+    gpu, of_lock = scene.gpus[2], 0x2  # its power limit has throttled it, too
+    wait_for(lambda: scene.client.state([gpu])[gpu].throttle_reasons == of_lock, "the lock alone")
     scene.follow("Locked clocks")
     scene.kill(holder)
     wait_for(lambda: not scene.client.leases(), "the lease's end")
