@@ -64,6 +64,8 @@ FACTOR = 1.1
 TOLERATED = 0.02
 """A slowdown beyond the constraint by more than this counts as one that was not kept."""
 ROUNDING = 1e-9
+BINDS = 0.02
+"""With `--counters`, a limit binds if power is this close to it, or so much below the highest's."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,18 @@ class Run:
 class Training:
     """Noisy steps of a workload, and the windows that measure them."""
 
-    def __init__(self, table: MeasuredTable, disturbance: Disturbance, seed: int) -> None:
+    def __init__(
+        self, table: MeasuredTable, disturbance: Disturbance, seed: int, counters: bool
+    ) -> None:
         self.limits_mw = [round(limit * 1000) for limit in reversed(table.limits_w)]
         self.time_s = list(reversed(table.unit_s))
         self.power_w = [sum(gpu) for gpu in zip(*table.power_w, strict=True)][::-1]
+        self.counters = counters
+        self.limited = [
+            watts < (1 - BINDS) * self.power_w[0]
+            or watts / table.gpus * 1000 > (1 - BINDS) * limit_mw
+            for watts, limit_mw in zip(self.power_w, self.limits_mw, strict=True)
+        ]
         self.disturbance = disturbance
         self.random = random.Random(seed)
         self.interrupted = self.random.randrange(100)
@@ -162,8 +172,9 @@ class Training:
         joules = sum(one[1] for one in took) + self.random.gauss(0, error)
         limit = self.limits_mw[self.at]
         seconds = sum(one[0] for one in took)
+        limited_s = seconds * self.limited[self.at] if self.counters else None
         middle = begin + steps / 2
-        return SettingSample(limit, steps, max(joules, 1e-6), seconds, 2 * error, middle)
+        return SettingSample(limit, steps, max(joules, 1e-6), seconds, 2 * error, middle, limited_s)
 
 
 def search(training: Training, strategy: Search, selector: OptimumSelector) -> int:
@@ -197,11 +208,13 @@ def search(training: Training, strategy: Search, selector: OptimumSelector) -> i
     return best(selector, estimates, PROFILE_STEPS, cautious=cautious).power_limit_mw
 
 
-def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int) -> Run:
+def run(
+    name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int, counters: bool = False
+) -> Run:
     """One job."""
     table = catalog()[name]
     assert isinstance(table, MeasuredTable)
-    training = Training(table, disturbance, seed)
+    training = Training(table, disturbance, seed, counters)
     selector: OptimumSelector = {
         "cost": ZeusCost(0.5, world_size=table.gpus),
         "energy": Energy(),
@@ -238,10 +251,10 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
     )
 
 
-def runs(task: tuple[str, str, str, Disturbance, int, int]) -> list[Run]:
+def runs(task: tuple[str, str, str, Disturbance, int, int, bool]) -> list[Run]:
     """All seeds of one workload."""
-    name, kind, strategy, disturbance, first, seeds = task
-    return [run(name, kind, strategy, disturbance, first + seed) for seed in range(seeds)]
+    name, kind, strategy, disturbance, first, seeds, counters = task
+    return [run(name, kind, strategy, disturbance, first + seed, counters) for seed in range(seeds)]
 
 
 def share(found: list[float], beyond: float) -> str:
@@ -259,6 +272,9 @@ def main() -> int:
     parser.add_argument("--disturbance", choices=["every", *DISTURBANCES], default="every")
     parser.add_argument("--part", choices=["all", "tuned", "others"], default="others")
     parser.add_argument("--search", choices=["both", "adaptive"], default="both")
+    parser.add_argument(
+        "--counters", action="store_true", help="the driver counts the time limited by power"
+    )
     parser.add_argument(
         "--worst", type=int, default=0, help="print this many of the worst workloads"
     )
@@ -284,7 +300,7 @@ def main() -> int:
             for strategy in ("exhaustive", "adaptive")[options.search == "adaptive" :]:
                 tasks = [
                     (name, options.selector, strategy, DISTURBANCES[disturbance], first,
-                     options.seeds)
+                     options.seeds, options.counters)
                     for name in names
                 ]  # fmt: skip
                 found = list(pool.map(runs, tasks, chunksize=4))

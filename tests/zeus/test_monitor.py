@@ -168,6 +168,39 @@ def test_a_strict_monitor_raises_what_cannot_be_measured(node: VirtualNode) -> N
     assert not window.known
 
 
+def test_the_time_limited_delays_no_read(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = node.monitor()
+    asked: list[bool] = []
+    real = node.client.windows
+
+    def windows(*args: Any, **options: Any) -> Any:
+        if args[1]:
+            asked.append(options.get("limited", False))
+        return real(*args, **options)
+
+    monkeypatch.setattr(node.client, "windows", windows)
+    monitor.begin_window("a")
+    monitor.begin_window("b")
+    node.clock.sleep(1)
+    a, b = monitor.end_window("a"), monitor.end_window("b")
+    assert not monitor.available(a, limited=True)
+    assert b.total_energy > 0
+    assert asked == [False]
+    assert a.settled
+    assert a.limited_so_far is None
+    monitor.begin_window("c")
+    node.clock.sleep(1)
+    c = monitor.end_window("c")
+    assert not monitor.available(c, limited=True)
+    node.clock.sleep(1)
+    assert monitor.available(c)
+    assert asked == [False, True]
+    assert c.limited_so_far is not None
+    assert c.limited_so_far[0]["power"] == 0
+
+
 def test_energy_that_could_not_be_read_can_be_read_again(node: VirtualNode) -> None:
     monitor = node.monitor(strict=True)
     before_j = node.nvml.true_energy_j(0)

@@ -51,7 +51,7 @@ class ReplayZeusMonitor(ZeusMonitor):
         self._clock_ns = time.monotonic_ns
         self._progress = lambda: None
         lookup: Any = SimpleNamespace(
-            begin=lambda: None, available=lambda measurement: True, finish=lambda: None
+            begin=lambda: None, available=lambda measurement, limited: True, finish=lambda: None
         )
         self._lookup = lookup
 

@@ -280,11 +280,12 @@ class ZeusMonitor(Configured):
         """
         return Window(self, key, sync_execution)
 
-    def available(self, measurement: Measurement) -> bool:
+    def available(self, measurement: Measurement, *, limited: bool = False) -> bool:
         """Whether a measurement's energy is known, or cannot be known, so that reading it does not
-        wait. If not, a thread looks it up, and it is available after an update of the sensors.
+        wait. If not, a thread looks it up, and it is available after an update of the sensors;
+        `limited`: with the time limited (`Measurement.limited_so_far`), at most 0.3 s later.
         """
-        return self._lookup.available(measurement)
+        return self._lookup.available(measurement, limited)
 
     def when_known(self, measurement: Measurement, then: Callable[[Measurement], object]) -> None:
         """Calls a function on a thread once a measurement's energy is known: within seconds, or

@@ -154,10 +154,11 @@ class WindowLookup:
             _at_exit(self.finish)
         self._reports.append((measurement, then))
 
-    def available(self, measurement: Measurement) -> bool:
+    def available(self, measurement: Measurement, limited: bool = False) -> bool:
         """Whether its energy is known, or cannot be known; if not, asks the thread for it."""
         pending = measurement._pending
         if pending is not None and not pending.settled:
+            pending.limited = pending.limited or limited
             self._wanted_ns = max(self._wanted_ns, pending.end_ns)
             self._awaken()
         return measurement.settled
@@ -258,11 +259,16 @@ class WindowLookup:
                 raise
             self.warn(error)
             return None
+        return self._limited(found, 0)
+
+    def _limited(
+        self, found: dict[str, WindowEnergies], position: int
+    ) -> dict[int, dict[str, float]]:
         counted = {
             index: {
-                reason: ms[0] / 1000
-                for reason, ms in found[uuid].limited_ms.items()
-                if ms[0] is not None
+                reason: ms / 1000
+                for reason, every_ms in found[uuid].limited_ms.items()
+                if (ms := every_ms[position]) is not None
             }
             for index, uuid in self._gpus.items()
             if uuid in found
@@ -295,7 +301,7 @@ class WindowLookup:
                 due = self._take(until_ns, MAX_PENDING)
             for first in range(0, len(due), BATCH):
                 try:
-                    self._look_up(due[first : first + BATCH])
+                    self._look_up(due[first : first + BATCH], counted=True)
                 except ZeusBaseError:
                     self._requeue(due[first + BATCH :])
                     raise
@@ -399,14 +405,16 @@ class WindowLookup:
             room = MAX_PENDING - len(self._unread)
             self._unread.extendleft(map(weakref.ref, measurements[: -room - 1 : -1]))
 
-    def _look_up(self, batch: list[Measurement]) -> None:
+    def _look_up(self, batch: list[Measurement], counted: bool = False) -> None:
+        """`counted`: may wait for the drivers' counters, too."""
         # Another thread may look one of them up meanwhile.
         pairs = [(one, one._pending) for one in batch]
         waiting = [(one, pending) for one, pending in pairs if pending is not None]
         windows = [(one.begin_ns, one.end_ns, int(one.aligned)) for _, one in waiting]
         windows += self._pauses([one for _, one in waiting])
         try:
-            found, failed = self._ask(windows, self._sources)
+            limited = counted and any(one.limited for _, one in waiting)
+            found, failed = self._ask(windows, self._sources, limited)
         except ZeusBaseError as error:
             if unanswered(error.__cause__):
                 self._outage = error
@@ -420,6 +428,8 @@ class WindowLookup:
         again = []
         for position, (measurement, pending) in enumerate(waiting):
             known = self._measured(measurement, found, position)
+            if limited:
+                measurement._limited = self._limited(found, position)
             if not math.isnan(known._sum()):
                 measurement._fill(known._gpu, known._cpu, known._dram, known._uncertainty)
                 continue

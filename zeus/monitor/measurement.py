@@ -23,6 +23,7 @@ class EndedWindow:
     Attributes:
         thread: The thread in which it ended.
         settled: Whether it is unknown for good, or at least for now.
+        limited: Whether the time limited is looked up with the energy.
     """
 
     lookup: WindowLookup
@@ -34,6 +35,7 @@ class EndedWindow:
     error: ZeusBaseError | None = None
     partial: Measurement | None = None
     settled: bool = False
+    limited: bool = False
 
 
 @dataclasses.dataclass
@@ -188,6 +190,11 @@ class Measurement:
         if self._limited is None and self._window is not None:
             lookup, begin_ns, end_ns = self._window
             self._limited = lookup.limited(begin_ns, end_ns)
+        return self._limited or None
+
+    @property
+    def limited_so_far(self) -> dict[int, dict[str, float]] | None:
+        """`limited`, if it has been looked up, see `ZeusMonitor.available`; never waits."""
         return self._limited or None
 
     @property

@@ -185,6 +185,8 @@ class Taken:
     def uncertainty(self) -> float:
         return 0.001 * self.joules
 
+    limited_so_far = None  # its driver does not count it
+
 
 class Monitor:
     """Like `ZeusMonitor`, for the process's own computation: waiting for others takes no time."""
@@ -207,7 +209,7 @@ class Monitor:
     def between_reads(self, taken: Taken) -> list[Taken]:
         return [taken]
 
-    def available(self, taken: Taken) -> bool:
+    def available(self, taken: Taken, *, limited: bool = False) -> bool:
         return self._process.job.now_s - taken.ended_s >= self._process.job.settled_s
 
 

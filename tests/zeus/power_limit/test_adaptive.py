@@ -167,6 +167,29 @@ def test_a_limit_that_the_gpu_refuses_is_left_out(
     assert cost(chosen_w(plo)) <= 1.03 * min(cost(one) for one in table() if one != 200)
 
 
+def test_the_first_lower_limit_is_one_that_binds_where_the_driver_counts_it(
+    virtual_node: OpenNode,
+) -> None:
+    """A job that draws 200 W of the highest limit's 400 W."""
+    tried: list[list[int]] = []
+    for spec in ("a100-sxm-80:setter_ms=0", "a100-sxm-80:setter_ms=0:lacks=limited"):
+        node = virtual_node(spec)
+        work = node.nvml.open_work([0], ModelWorkload(ModelLoad(unit_s=0.5, k=0.4, power_w=200.0)))
+        limits: list[int] = []
+        plo = optimizer(node, Energy())
+        while not isinstance(plo.state, Done):
+            plo.on_step_begin()
+            if plo.current_power_limit not in limits:
+                limits.append(plo.current_power_limit)
+            work.run(1)
+            plo.on_step_end()
+        tried.append(limits)
+        plo.close()
+    counted, uncounted = tried
+    assert counted[1] <= 200_000 < uncounted[1]
+    assert len(counted) <= len(uncounted)
+
+
 @pytest.mark.parametrize("hook", ["on_progress", "on_metrics"])
 def test_a_hook_that_fails_ends_only_the_search(node: VirtualNode, work: Work, hook: str) -> None:
     def fail(*_: object) -> None:

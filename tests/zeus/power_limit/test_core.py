@@ -108,7 +108,7 @@ class Shell:
         limit, seconds, ended_s = window
         if not self.answers or (self.slow and ended_s == self.now_s):
             return None  # so is its energy
-        return seconds * limit / 1000, 0.0, seconds
+        return seconds * limit / 1000, 0.0, seconds, None
 
     def report(self, text: str, *, warn: bool = False) -> None:
         self.done.append(("warn" if warn else "say", text))

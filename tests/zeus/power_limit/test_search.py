@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -310,6 +311,39 @@ def test_a_job_that_the_lowest_limit_slows_is_searched_even_if_it_draws_less() -
     chosen = choice(Energy())(searching.estimates(), True)
     assert chosen.power_limit_mw == LIMITS[-1]
     assert not searching.reason
+
+
+class _Counted(Job):
+    """Its driver counts the time in which power limited the clocks."""
+
+    def run(self, limit_mw: int, steps: int) -> SettingSample:
+        sample = super().run(limit_mw, steps)
+        return replace(sample, limited_s=sample.time_s * (limit_mw < 1000 * self.draws_w))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("selector", [Energy(), ZeusCost(0.5), MaxSlowdownConstraint(1.1)])
+def test_limits_that_do_not_bind_are_skipped_where_drivers_count_it(
+    seed: int, selector: OptimumSelector
+) -> None:
+    plain, counted = Job(seed, draws_w=160.0), _Counted(seed, draws_w=160.0)
+    assert 160_000 < search(adaptive(selector), plain)[1] < LIMITS[0]
+    held = search(adaptive(selector), counted)
+    assert held[1] == 150_000
+    assert counted.position <= plain.position
+    searching = adaptive(selector)
+    for limit in (300_000, 200_000, 150_000):
+        searching.add(counted.run(limit, 10))
+    assert not {225_000, 250_000, 275_000} & {*search(searching, counted)}
+
+
+def test_a_lowest_limit_that_does_not_bind_ends_the_search() -> None:
+    plain, counted = Job(0, draws_w=95.0), _Counted(0, draws_w=95.0)
+    plain.power_w = lambda limit_mw: 95.0 * (limit_mw / 300_000) ** 0.03  # type: ignore[method-assign]  # its own
+    counted.power_w = plain.power_w  # type: ignore[method-assign]  # the same
+    assert set(search(adaptive(Energy()), counted)) == {LIMITS[0], LIMITS[-1]}
+    search(adaptive(Energy()), plain)
+    assert counted.position < plain.position
 
 
 def test_the_same_samples_lead_to_the_same_search() -> None:

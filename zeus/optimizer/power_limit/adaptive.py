@@ -46,6 +46,8 @@ REACH = 0.75
 """No limit affects a job that draws less than this share of the lowest limit."""
 PEAKS = 0.6
 """A limit is not a candidate if the job draws less than this share of it: its peaks are below."""
+MOMENTS = 0.01
+"""Power never limits a GPU at a limit where it does for at most this share of the time."""
 NEAR = 1.05
 """A job that draws less than this share of the lowest limit is tried there first."""
 AVERAGED_S = 0.03
@@ -76,6 +78,10 @@ class Adaptive(Search):
     It ends when the expected excess is below `TOLERANCE`; else after a third of the exhaustive
     search's steps, but not before four limits could be tried; after twice as many if the expected
     excess is still above `EXTEND` or the choice is not certain.
+
+    Where drivers count the time in which power limited the clocks, limits that do not bind are not
+    told apart: while none has, the next one is at most the measured power; later, none is above one
+    that did not bind.
 
     Args:
         costs: The selector's costs of a curve.
@@ -234,6 +240,8 @@ class Adaptive(Search):
         """Whether no limit lowers the job's power; None: the lowest limit must be tried to know."""
         measured = averages(self.samples)
         highest, lowest_mw = measured[0], self.limits_mw[-1]
+        if lowest_mw in self._free():
+            return True
         draw_mw = self._draw_mw(highest)
         if draw_mw < REACH * lowest_mw:
             return True
@@ -250,6 +258,14 @@ class Adaptive(Search):
         if unclear and self._run(lowest_mw, self._outstanding) < self.profile_steps // 2:
             return None
         return 1 - ratio < FALL + error
+
+    def _free(self) -> set[int]:
+        """The limits at which power never limited a GPU's clocks, where drivers count that."""
+        counted = [one for one in self.samples if one.limited_s is not None]
+        bound = {
+            one.power_limit_mw for one in counted if (one.limited_s or 0) > MOMENTS * one.time_s
+        }
+        return {one.power_limit_mw for one in counted} - bound
 
     def _draw_mw(self, highest: LimitEstimate) -> float:
         """Mean power of a GPU at the highest measured limit."""
@@ -268,9 +284,12 @@ class Adaptive(Search):
             self._excess = 0.0
             ends = self.limits_mw[-1], self.limits_mw[0]
             return None if unreached else min(ends, key=self._steps)
-        # Limits over this do not bind.
-        caps_mw = min(self._draw_mw(averages(self.samples)[0]) / PEAKS, self.limits_mw[0])
+        draw_mw, free = self._draw_mw(averages(self.samples)[0]), self._free()
+        # Limits over this do not bind, or not more than a measured one.
+        caps_mw = min(draw_mw / PEAKS, *free, self.limits_mw[0])
         reach_mw = STRIDE * min(caps_mw, *(self.limits_mw[i] for i in measured))
+        if all(self.limits_mw[i] in free for i in measured):
+            caps_mw = min(caps_mw, draw_mw)
         within = [i for i, one in enumerate(self.limits_mw) if i in measured or one <= caps_mw]
         lowest = [min(cost[i] for i in within) for cost in costs]
         excess = {

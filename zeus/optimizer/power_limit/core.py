@@ -41,8 +41,9 @@ from zeus.optimizer.power_limit.stretches import Stretches
 from zeus.optimizer.power_limit.watch import FIRST_STEPS, WINDOW_STEPS
 from zeus.utils.framework import RanksUnreachable
 
-Reading = tuple[float, float, float]
-"""Energy and its uncertainty, J; time, s."""
+Reading = tuple[float, float, float, "float | None"]
+"""Energy and its uncertainty, J; time, s; time in which power limited a GPU's clocks, s, or None if
+that is not counted."""
 
 LISTEN_STEPS = 20
 """Interval, in steps, at which commands are read after the choice."""
@@ -452,7 +453,13 @@ class SearchProcess:
             self._measured(piece, setting, *found)
 
     def _measured(
-        self, piece: Piece, setting: Setting, joules: float, error_j: float, seconds: float
+        self,
+        piece: Piece,
+        setting: Setting,
+        joules: float,
+        error_j: float,
+        seconds: float,
+        limited_s: float | None,
     ) -> None:
         if joules <= 0 and self._hello.gpus and piece.trial != CHECK:
             self.give_up(
@@ -460,7 +467,8 @@ class SearchProcess:
                 "with `nvidia-smi -q -d POWER`"
             )
             return
-        piece.energy_j, piece.energy_error_j, piece.time_s = joules, error_j, seconds
+        piece.energy_j, piece.energy_error_j = joules, error_j
+        piece.time_s, piece.limited_s = seconds, limited_s
         self._tell(piece)
         self._effects.note(
             {

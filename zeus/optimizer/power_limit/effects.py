@@ -59,6 +59,7 @@ class NodeEffects:
         self._uuids = [monitor.gpus[index].uuid for index in indices]
         self._held = HeldSetting(monitor.gpus, self._indices, self._wait)
         self._wait_s = WAIT_S  # how long this step may still wait
+        self._counts = False  # whether to ask how long power limited the clocks
 
     def meet(self, known_world: int) -> Ranks | None:
         """Finds the processes that train together, see `Effects`."""
@@ -67,7 +68,8 @@ class NodeEffects:
             return None
         if known_world:
             planner.read_for_rank()  # it belonged to other participants
-        self.leader = Leader(world, planner.begin, planner.save, planner.name == "adaptive")
+        self._counts = planner.name == "adaptive"
+        self.leader = Leader(world, planner.begin, planner.save, self._counts)
         return connect(self.leader, world)
 
     def take(self) -> None:
@@ -116,14 +118,16 @@ class NodeEffects:
 
     def read(self, window: list[Measurement]) -> Reading | None:
         """Energy and time of a closed window, see `Effects`."""
-        if not all(map(self._monitor.available, window)):
+        if not all(self._monitor.available(one, limited=self._counts) for one in window):
             return None
         for one in window:
             if one.error is not None:
                 raise one.error
         time_s = sum(one.time for one in window)
         power_w, error_w = _mean_power(window) if self._indices else (0.0, 0.0)
-        return power_w * time_s, error_w * time_s, time_s
+        limited_s = _limited_s(window, self._indices)
+        self._counts = self._counts and limited_s == 0  # below a limit that binds, all do
+        return power_w * time_s, error_w * time_s, time_s, limited_s
 
     def report(self, text: str, *, warn: bool = False) -> None:
         """Tells the user."""
@@ -181,6 +185,17 @@ def _mean_power(windows: Sequence[Measurement]) -> tuple[float, float]:
     powers = [one.total_energy / one.time for one in windows]
     mean = sum(weight * one for weight, one in zip(weights, powers, strict=True)) / sum(weights)
     return mean, 1 / math.sqrt(sum(weights))
+
+
+def _limited_s(windows: Sequence[Measurement], indices: Sequence[int]) -> float | None:
+    """Returns the time in which power limited the clocks of the GPU that it limited most; None: it
+    is not counted.
+    """
+    counted = [one.limited_so_far or {} for one in windows]
+    found = [[one.get(index, {}).get("power") for one in counted] for index in indices]
+    if any(None in own for own in found):
+        return None
+    return max((sum(filter(None, own)) for own in found), default=None)
 
 
 def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int) -> str:

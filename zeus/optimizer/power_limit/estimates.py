@@ -40,6 +40,7 @@ class SettingSample(Setting):
         time_s: Time of all of them, in the slowest process.
         energy_error_j: Uncertainty of their energy, two standard deviations.
         position: Training steps between the beginning of the search and the sample's middle.
+        limited_s: Time in which power limited the clocks of a GPU; None: not counted.
     """
 
     steps: PositiveInt
@@ -47,6 +48,7 @@ class SettingSample(Setting):
     time_s: PositiveFloat
     energy_error_j: float = 0.0
     position: float = 0.0
+    limited_s: float | None = None
 
     @property
     def step_s(self) -> float:

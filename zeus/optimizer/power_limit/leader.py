@@ -238,6 +238,7 @@ class Leader:
                 max(part.time_s / part.steps for part in parts) * steps,
                 sum(part.energy_error_j / part.steps for part in parts) * steps,
                 shared.position,
+                _limited_s(parts, steps),
                 beside=trial.setting.beside,
             )
         )
@@ -327,6 +328,12 @@ class Leader:
     def _stop(self, reason: str) -> None:
         self.over = True
         self._commands.append(Stop(reason=reason))
+
+
+def _limited_s(parts: list[Piece], steps: int) -> float | None:
+    """The time in which power limited a GPU of the process that it limited most."""
+    known = [one.limited_s / one.steps for one in parts if one.limited_s is not None]
+    return max(known) * steps if len(known) == len(parts) else None
 
 
 def _ranks(ranks: list[int]) -> str:

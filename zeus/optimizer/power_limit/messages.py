@@ -38,7 +38,8 @@ class RankHello(BaseModel):
 
 class Piece(BaseModel):
     """Measurement of some steps of a trial, on all GPUs of this process. A time of 0: it will not
-    be known, and the steps are run again.
+    be known, and the steps are run again. `limited_s`: time in which power limited a GPU's clocks;
+    None: not counted.
     """
 
     kind: Literal["piece"] = "piece"
@@ -48,6 +49,7 @@ class Piece(BaseModel):
     energy_j: NonNegativeFloat = 0.0
     energy_error_j: float = 0.0
     time_s: NonNegativeFloat = 0.0
+    limited_s: float | None = None
 
 
 class Trouble(BaseModel):
