@@ -117,7 +117,9 @@ def condition() -> Iterable[str]:
         ],
     )
     key = (pod["metadata"]["namespace"], pod["metadata"]["name"])
-    state = GpuState.model_construct(power_limit_mw=180_000, enforced_power_limit_mw=180_000)
+    state = GpuState.model_construct(
+        power_limit_mw=180_000, enforced_power_limit_mw=180_000, limit_author="fleet"
+    )
     shown = condition_of(
         pod_of(pod), plan([pod_of(pod)], {key: (uuid,)}, [gpu]), [gpu], {uuid: state}
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from zeus.device.gpu import GPU
 from zeus.exceptions import ZeusArgumentError, ZeusGPUNotSupportedError
-from zeus.optimizer.power_limit.settings import KINDS, Beside, Kind
+from zeus.optimizer.power_limit.settings import KINDS, Beside, VariantKind
 from zeus.utils.warn import warn
 
 MILLIWATTS = 1000
@@ -166,7 +166,7 @@ def to_search(kind: str, gpus: Sequence[GPU], wanted: bool | Sequence[Any]) -> l
     return [Beside(kind, one) for one in found]
 
 
-def _offered(kind: Kind, gpu: GPU) -> set[int]:
+def _offered(kind: VariantKind, gpu: GPU) -> set[int]:
     found: set[int] = set()
     with contextlib.suppress(ZeusGPUNotSupportedError):
         found.update(kind.offered(gpu))
@@ -177,7 +177,7 @@ def _offered(kind: Kind, gpu: GPU) -> set[int]:
     return found
 
 
-def _parsed(kind: Kind, named: Any, common: set[int]) -> int:
+def _parsed(kind: VariantKind, named: Any, common: set[int]) -> int:
     value = kind.parsed(named)
     if value is None or value not in common:
         shown = [str(kind.shown(one)) for one in sorted(common)]

@@ -17,7 +17,7 @@ CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True)
-class Kind:
+class VariantKind:
     """What may be set beside a limit.
 
     Attributes:
@@ -62,7 +62,7 @@ def _clock(named: Any) -> int | None:
 
 
 KINDS = {
-    "power_profile": Kind(
+    "power_profile": VariantKind(
         plural="workload power profiles",
         argument="search_profiles",
         phrase=" with the power profile {}",
@@ -76,7 +76,7 @@ KINDS = {
         ),
         control="power_profile",
     ),
-    "graphics_clock": Kind(
+    "graphics_clock": VariantKind(
         plural="graphics clocks",
         argument="search_clocks",
         phrase=" with clocks up to {} MHz",
