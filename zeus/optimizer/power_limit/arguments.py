@@ -13,9 +13,7 @@ from zeus.device.gpu import GPU
 from zeus.exceptions import ZeusArgumentError, ZeusGPUNotSupportedError
 from zeus.optimizer.power_limit.settings import KINDS, Beside, VariantKind
 from zeus.utils.warn import warn
-
-MILLIWATTS = 1000
-"""A step of this many watts or more was probably meant in milliwatts."""
+from zeus_common.units import WATT_MW
 
 MOST_NAMED = 20
 """Most values that an error names all."""
@@ -78,7 +76,7 @@ def check_pl_step(pl_step: Any) -> None:
     check_number("pl_step", pl_step, "a number of watts")
     if not pl_step > 0:
         raise ZeusArgumentError("pl_step must be positive.")
-    if pl_step >= MILLIWATTS:
+    if pl_step >= WATT_MW:  # meant in milliwatts, probably
         raise ZeusArgumentError(
             f"did you mean {pl_step / 1000:g} W? pl_step is in watts, and {pl_step:g} W is more "
             "than any GPU's range"
