@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,30 @@ def _in_force(one: GpuReceipt) -> str:
 def _limit_text(one: GpuReceipt) -> str:
     watts = sorted({limit.power_limit_w for limit in one.power_limits})
     return " to ".join(f"{each:g} W" for each in dict.fromkeys([*watts[:1], *watts[-1:]]))
+
+
+def lengths_note(first: Receipt, second: Receipt) -> str:
+    """What to consider before the energies of comparable receipts are; empty: nothing."""
+    # A change of energy is shown to 0.1 %.
+    if math.isclose(first.time_s, second.time_s, rel_tol=0.0005):
+        return ""
+    one, other = (number(each.time_s, "s", 3) for each in (first, second))
+    return (
+        f"the intervals differ in length, {one} and {other}: compare their energies only if both "
+        "did the same work, otherwise their mean power"
+    )
+
+
+def energy_and_power(first: Receipt, second: Receipt) -> Iterator[str]:
+    """Energy and mean power of two valid receipts, side by side."""
+    one_j, other_j = first.energy_j or 0.0, second.energy_j or 0.0
+    one_w, other_w = one_j / first.time_s, other_j / second.time_s
+    for what, unit, one, other in (
+        ("energy", "J", one_j, other_j),
+        ("mean power", "W", one_w, other_w),
+    ):
+        more = f" ({100 * (other / one - 1):+.1f} %)" if one else ""
+        yield f"{what}: {one:.1f} {unit} in the first, {other:.1f} {unit} in the second{more}"
 
 
 def inferencex(one: Receipt) -> dict[str, Any]:

@@ -250,6 +250,8 @@ class ComparisonReport(ReportHeader, name="comparison"):
     comparable: bool
     reasons: list[str]
     """Why not."""
+    note: str
+    """What to consider before their energies are compared. Empty: nothing."""
 
 
 class AuditReport(ReportHeader, name="audit"):

@@ -282,11 +282,23 @@ def test_the_command_prints_writes_and_compares(
     said = ctl("receipt", "--compare", str(first), str(second))
     assert said.code == Exit.FAILED
     assert "ceiling fleet set, power limit at most 150 W" in said.out
-    assert ctl("receipt", "--compare", str(first), str(first)).out.startswith("comparable: ")
     good = json.loads(first.read_text())
+    hour = {"energy_j": 500.0 * 3600, "time_s": 3600.0}
+    for changed, text in (({}, ""), ({"time_s": 9.998}, ""), (hour, ", 10 s and 3600 s: compare ")):
+        first.write_text(json.dumps(good | {"energy_j": 4000.0, "time_s": 10.0}))
+        second.write_text(json.dumps(good | {"energy_j": 4000.0, "time_s": 10.0} | changed))
+        said = ctl("receipt", "--compare", str(first), str(second))
+        assert said.code == Exit.OK
+        head, energies, powers = said.out.splitlines()
+        assert text in head if text else head == "comparable"
+        report = json.loads(ctl("--json", "receipt", "--compare", str(first), str(second)).out)
+        assert (report["comparable"], report["reasons"]) == (True, [])
+        assert head.removeprefix("comparable").removeprefix(", but ") == report["note"]
+    assert energies == "energy: 4000.0 J in the first, 1800000.0 J in the second (+44900.0 %)"
+    assert powers == "mean power: 400.0 W in the first, 500.0 W in the second (+25.0 %)"
     for changed in (
         *({"energy_j": energy_j} for energy_j in (None, math.nan, math.inf, -1.0)),
-        *({"valid": False}, {"gpus": 7}),
+        *({"valid": False}, {"gpus": 7}, {"time_s": 0.0}, {"time_s": math.nan}),
     ):
         second.write_text(json.dumps(good | changed))
         said = ctl("receipt", "--compare", str(first), str(second))
@@ -297,7 +309,7 @@ def test_the_command_prints_writes_and_compares(
     assert said.out.endswith(" in the first, 5?[2K?comparable: yes in the second\n")
     second.write_text(json.dumps(good | {"energy_j": 0.0}))
     said = ctl("receipt", "--compare", str(second), str(second))
-    assert said.out == "comparable: 0.0 J in the first, 0.0 J in the second\n"
+    assert said.out.splitlines()[1] == "energy: 0.0 J in the first, 0.0 J in the second"
     bench.client.set_ceiling(bench.gpu, "fleet", None)
 
 

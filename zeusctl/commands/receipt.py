@@ -17,7 +17,14 @@ from zeus_common.receipts import Receipt, Subject
 from zeus_ipc.requests import BUCKET_S
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import UNKNOWN_JOB, CommandError, Exit, writing
-from zeusctl.receipts import aiperf, differences, inferencex, page
+from zeusctl.receipts import (
+    aiperf,
+    differences,
+    energy_and_power,
+    inferencex,
+    lengths_note,
+    page,
+)
 from zeusctl.reports import ComparisonReport
 from zeusctl.session import Session, now, verb
 from zeusctl.usage import instant
@@ -124,12 +131,12 @@ def _compare(session: Session, *paths: Path) -> None:
         "".join(one if one.isprintable() else "?" for one in text)  # of a file of anyone
         for text in differences(first, second)
     ]
+    note = lengths_note(first, second)
     lines = [f"not comparable: {reason}" for reason in reasons]
     if not reasons:
-        one_j, other_j = first.energy_j or 0.0, second.energy_j or 0.0
-        more = f" ({100 * (other_j / one_j - 1):+.1f} %)" if one_j else ""
-        lines = [f"comparable: {one_j:.1f} J in the first, {other_j:.1f} J in the second{more}"]
-    session.answer(ComparisonReport(at=now(), comparable=not reasons, reasons=reasons), lines)
+        lines = [f"comparable{note and f', but {note}'}", *energy_and_power(first, second)]
+    report = ComparisonReport(at=now(), comparable=not reasons, reasons=reasons, note=note)
+    session.answer(report, lines)
     click.get_current_context().exit(Exit.FAILED if reasons else Exit.OK)
 
 
@@ -138,6 +145,8 @@ def _read(path: Path) -> Receipt:
         found = Receipt.model_validate_json(path.read_bytes())
         energy_j = -1.0 if found.energy_j is None else found.energy_j
         if found.valid == bool(found.reasons) or (found.valid and not 0 <= energy_j < math.inf):
+            raise ValueError
+        if not 0 < found.time_s < math.inf:
             raise ValueError
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
