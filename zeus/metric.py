@@ -43,6 +43,7 @@ from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, PowerDomain, PowerMonitor, ZeusMonitor
 from zeus.utils.configured import Configured
 from zeus_common.outage import Outage
+from zeus_common.text import count
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -244,10 +245,30 @@ class _EnergyMetric(Metric):
 
     def _update(self, final: bool) -> bool:
         changed = False
-        for name, measurement in self._found():
+        for name, measurement in itertools.chain(self._found(), self._late() if final else ()):
             self._add_all(name, measurement)
             changed = True
         return changed
+
+    def _late(self) -> Iterator[tuple[str, Measurement]]:
+        """Waits once for the windows whose energy is not known at the end, longer than training
+        may be kept, and yields those that are known then.
+        """
+        left = [*self._pending]
+        end_s = time.monotonic() + CLOSE_S / 2  # the rest is the gateway's
+        # The newest first: the others are looked up with it.
+        while not all(self._monitor.available(one) for _, one in reversed(left)):
+            if time.monotonic() >= end_s:
+                break
+            time.sleep(0.02)
+        known = [(name, one) for name, one in left if one.settled and one.error is None]
+        if len(known) < len(left):
+            log.warning(
+                "the last state of %s lacks the energy of %s: zeusd did not answer in time",
+                self._job,
+                count(len(left) - len(known), "window"),
+            )
+        yield from known
 
     def _add_all(self, name: str, measurement: Measurement) -> None:
         found = (measurement.gpu_energy, measurement.cpu_energy, measurement.dram_energy)
@@ -379,27 +400,28 @@ class EnergyCumulativeCounter(_EnergyMetric):
         self._families[kind].labels(name, index).inc(max(0.0, joules))
 
     def _update(self, final: bool) -> bool:
-        changed = super()._update(final)
+        changed = False
         # Open windows are looked up for this long, then what is known is pushed.
         end_s = time.monotonic() + 1.0
         for name, state in self._monitor.measurement_states.copy().items():
-            if time.monotonic() < end_s:
-                changed |= self._move_on(name, state)
-        return changed
+            if final or time.monotonic() < end_s:
+                changed |= self._move_on(name, state, final)
+        return super()._update(final) or changed
 
     def _guard(self, name: str) -> threading.Lock:
         """One for each name: only the thread waits for a window whose energy is pending."""
         return self._guards.setdefault(name, threading.Lock())
 
-    def _move_on(self, name: str, state: MeasurementState) -> bool:
+    def _move_on(self, name: str, state: MeasurementState, final: bool) -> bool:
         """Counts the energy of an open window so far, and restarts it from there: zeusd need not
-        keep history for weeks. Returns whether it did.
+        keep history for weeks. `final`: that awaits its energy as an ended window does. Returns
+        whether it was counted.
         """
         try:
             piece = self._monitor.estimate(name)
         except ValueError:  # it has ended since
             return False
-        known = self._look_up(name, piece)
+        known = False if final else self._look_up(name, piece)
         if known is None:
             return False
         with self._guard(name):
@@ -407,7 +429,9 @@ class EnergyCumulativeCounter(_EnergyMetric):
                 return False  # it has ended: its measurement is complete
             state.t_ns += round(piece.time * 1e9)
             state.aligned = False
-        if known:
+        if final:
+            self._pending.append((name, piece))
+        elif known:
             self._add_all(name, piece)
         return known
 

@@ -153,7 +153,8 @@ class Circuit:
         with self._guard:
             was_open, self._reason = self.open, error.message
         if not was_open:
-            threading.Thread(target=self._ask, name="zeus-circuit", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no more threads, or the process ends
+                threading.Thread(target=self._ask, name="zeus-circuit", daemon=True).start()
 
     def _ask(self) -> None:
         while self.open:

@@ -147,6 +147,24 @@ def test_it_closes_when_the_daemon_answers_again(daemon: Daemon, client: Client)
     wait_for(lambda: not asking(daemon), "the thread to end")
 
 
+def test_without_another_thread_it_stays_open_until_an_answer(
+    daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the interpreter, Python 3.12 and later start none."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    daemon.silent.set()
+    for error in (RequestTimeout, DaemonUnavailable):
+        with bounded(), pytest.raises(error):
+            client.leases()
+    daemon.silent.clear()
+    assert client.leases() == []
+    assert client.answers
+
+
 def test_a_request_outside_of_bounded_waits_its_full_time(daemon: Daemon, client: Client) -> None:
     daemon.silent.set()
     for _ in range(2):

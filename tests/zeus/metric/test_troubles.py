@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,10 @@ from tests.zeus.metric.metrics import (
 from tests.zeus.node import VirtualNode
 from zeus import _pushgateway, metric
 from zeus.exceptions import ZeusdError
-from zeus.metric import Metric
+from zeus.metric import EnergyCumulativeCounter, Metric
 from zeus.monitor import Measurement
+from zeus.monitor.lookup import TICK_NS, WindowLookup
+from zeus_ipc import circuit
 from zeus_ipc.errors import RequestTimeout
 
 
@@ -277,8 +280,60 @@ def test_of_windows_that_end_while_zeusd_is_away_an_update_asks_for_one(
         away.setattr(Measurement, "look_up", gone)
         for _ in range(50):
             spend(node, one, "step", 1)
+        node.clock.sleep(1)
         one.close()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_end_waits_longer_for_energies_than_training(
+    node: VirtualNode,
+    double: Double,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answers: bool,
+) -> None:
+    monkeypatch.setattr(metric, "PUSH_EVERY_S", 60.0)
+    monkeypatch.setattr(metric, "CLOSE_S", 2 * TIMEOUT_S if answers else 0.2)
+    ones: list[Metric] = [
+        histogram(double.address),
+        EnergyCumulativeCounter([], None, 60.0, double.address, "j"),
+    ]
+    windows = node.client.windows
+
+    def late(*args: Any, **more: Any) -> Any:
+        if not answers or circuit._limit_s.get() is not None:
+            raise RequestTimeout("zeusd did not answer")
+        return windows(*args, **more)
+
+    monkeypatch.setattr(node.client, "windows", late)
+    for one, monitor in zip(ones, node.monitors[-2:], strict=True):
+        lookup = monitor._lookup
+
+        def passes(lookup: WindowLookup = lookup) -> None:
+            node.clock.sleep(0.2)  # while the thread waits
+            lookup.round(node.clock() - TICK_NS)
+
+        lookup.wake = passes
+        spend(node, one, "step", 1)
+        one.begin_window("open")
+        node.clock.sleep(2)
+        one.close()
+
+    def missing() -> list[str]:
+        found = (one.partition("lacks the energy of ")[2] for one in told(caplog))
+        return [*filter(None, found)]
+
+    if answers:
+        assert missing() == []
+        assert Series(pushed(double, "energy_histogram")).of(f"{GPU_J}_count") == [1, 1]
+        found = Series(pushed(double, "energy_counter"))
+        for name, seconds in (("step", 1), ("open", 2)):
+            joules = pytest.approx(seconds * IDLE_W, rel=0.05)
+            assert found.of(f"{GPU_J}_total", window=name) == [joules] * 2
+    else:
+        some = [f"{each}: zeusd did not answer in time" for each in ("1 window", "2 windows")]
+        wait_for(lambda: missing() == some, "both to be told of")
 
 
 def test_unknowable_energies_are_left_out_and_the_rest_continues(
