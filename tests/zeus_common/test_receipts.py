@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
+import time
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from zeus_ipc.replies import (
     UsageSum,
     WindowEnergies,
 )
+from zeusctl import text, usage
 from zeusctl.receipts import aiperf, differences, inferencex, page
 
 GPU = "GPU-1"
@@ -412,3 +416,37 @@ def test_benchmarks_get_the_fields_that_they_read() -> None:
         "gpu_power_usage": {"unit": "W", "avg": 100.0},
     }
     assert (gpu["gpu_index"], gpu["gpu_uuid"], gpu["hostname"]) == (0, GPU, "n1")
+
+
+@pytest.mark.parametrize(
+    ("instant", "local"),
+    [
+        ("2026-07-15T12:00:00+00:00", "2026-07-15T14:00:00+02:00"),
+        ("2026-12-15T12:00:00+00:00", "2026-12-15T13:00:00+01:00"),
+    ],
+)
+def test_an_instant_has_the_offset_of_its_own_date(
+    monkeypatch: pytest.MonkeyPatch, instant: str, local: str
+) -> None:
+    """Whether it is summer now or not: in the audit log, the ledger and receipts."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        then_s = int(datetime.fromisoformat(instant).timestamp())
+        now = datetime(2026, 11, 29, 12, tzinfo=timezone.utc)
+        then_ns, now_ns = then_s * 10**9, int(now.timestamp()) * 10**9
+        receipt = receipt_of(replace(USUAL, since_ns=0, until_ns=SECOND, utc_ns=then_ns))
+        for found in (
+            text.wall_time(then_ns, now_ns, now),
+            usage.reported(OWN, [then_s, then_s + 900], None).since,
+            usage.instant(local[:16], None, now).astimezone(),
+            receipt.since,
+        ):
+            assert found.isoformat(timespec="seconds") == local
+        assert next(page(receipt)).startswith(
+            f"Receipt: {local[:10]} {local[11:19]}.000{local[19:]}"
+        )
+        assert json.loads(receipt.json_text())["since"] == local
+    finally:
+        monkeypatch.undo()
+        time.tzset()
