@@ -275,7 +275,26 @@ class EnergyCurve:
             most_uj = min(most_uj, self._joules(self._ceiling_mw, span_ns))
             concealed_uj = CONCEALED * max(0, most_uj - energy_uj)
             deviation_uj = math.hypot(deviation_uj, concealed_uj)
+        elif snapped_uj is not None and not self._partial:
+            before_mw, after_mw = self._mixed_mw(h, first - 1, -1), self._mixed_mw(h, last + 1, 1)
+            if last + 1 >= len(h.t_ns):
+                after_mw = before_mw  # it counts for both, see `_snap`
+            before_ns = 0 if joins[0] else begin_ns - h.t_ns[first - 1]
+            after_ns = 0 if joins[1] or last >= len(h.t_ns) else h.t_ns[last] - end_ns
+            more_uj = self._joules(before_mw, before_ns) + self._joules(after_mw, after_ns)
+            deviation_uj = math.hypot(deviation_uj, CONCEALED * more_uj)
         return WindowEnergy(energy_uj, round(2 * deviation_uj))
+
+    def _mixed_mw(self, h: TickRows, number: int, away: int) -> int:
+        """By how much a tick beside a window may be above the power of the pause there: work beyond
+        ended or began within it, if the power beyond is higher."""
+        beyond = number + away
+        if min(number, beyond) < 0 or max(number, beyond) >= len(h.t_ns):
+            return 0
+        here_mw, beyond_mw = h.level_mw[number], h.level_mw[beyond]
+        if beyond_mw < here_mw or not self._contrast(here_mw, beyond_mw):
+            return 0
+        return max(0, here_mw - self._least_mw)
 
     def _snap(
         self,

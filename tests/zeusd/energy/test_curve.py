@@ -332,35 +332,37 @@ def test_an_idle_gpu_has_no_pauses(device: str, most: float) -> None:
 
 @pytest.mark.parametrize(
     ("device", "share"),
-    [("a100-sxm-80", 0.6), ("v100-pcie", 0.6), ("p100", 0.6), ("h100-sxm", 0.9), ("a40", 1.001)],
+    [("a100-sxm-80", 0.6), ("v100-pcie", 0.6), ("p100", 0.6), ("h100-sxm", 0.9), ("a40", 0.6)],
 )
 def test_pauses_that_are_known_make_windows_beside_them_less_uncertain(
     device: str, share: float
 ) -> None:
     """Training whose program reads an energy after each fourth step, and so pauses."""
-    bench = Bench(device, 1)
-    pauses: list[tuple[int, int]] = []
-    found: list[Window] = []
-    otherwise_j = 0.0
-    for _ in range(20):
-        bench.draw(0.85 * bench.limit_w)
-        steps = [bench.begin(aligned=True)]
-        for _ in range(4):
-            bench.run(0.25)
-            bench.end(steps[-1])
-            steps.append(bench.begin(aligned=True))
-        bench.draw(bench.idle_w)
-        pauses.append((bench.clock(), bench.clock() + 1_000 * MS))  # it goes on
-        for window in steps[:4]:
-            bench.look_up(window)
-            otherwise_j += window.uncertainty_j
-            energy = bench.channel.curve.window(window.begin_ns, window.end_ns, True, pauses=pauses)
-            window.energy_j, window.uncertainty_j = (
-                energy.energy_uj / 1e6,
-                energy.uncertainty_uj / 1e6,
-            )
-            found.append(window)
-        pauses[-1] = pauses[-1][0], bench.clock()
-    known = found[20:]  # the sensor's ticks have been found
-    assert sum(window.covered for window in known) >= 0.95 * len(known)
-    assert sum(window.uncertainty_j for window in found) < share * otherwise_j
+    seed = seeds.fresh()
+    known, otherwise_j = list[Window](), 0.0
+    for part in range(8):
+        bench = Bench(device, seed + part)
+        pauses: list[tuple[int, int]] = []
+        for _ in range(20):
+            bench.draw(0.85 * bench.limit_w)
+            steps = [bench.begin(aligned=True)]
+            for _ in range(4):
+                bench.run(0.25)
+                bench.end(steps[-1])
+                steps.append(bench.begin(aligned=True))
+            bench.draw(bench.idle_w)
+            pauses.append((bench.clock(), bench.clock() + 1_000 * MS))  # it goes on
+            found = len(pauses) > 5  # the sensor's ticks have been
+            for window in steps[:4]:
+                bench.look_up(window)
+                otherwise_j += found * window.uncertainty_j
+                span = window.begin_ns, window.end_ns
+                energy = bench.channel.curve.window(*span, True, pauses=pauses)
+                window.energy_j = energy.energy_uj / 1e6
+                window.uncertainty_j = energy.uncertainty_uj / 1e6
+            known += steps[:4] if found else []
+            pauses[-1] = pauses[-1][0], bench.clock()
+    assert sum(window.uncertainty_j for window in known) < share * otherwise_j
+    # Also of the first step after a pause, whose ticks may be half pause and half work.
+    for windows in (known, known[::4]):
+        assert sum(window.covered for window in windows) >= 0.95 * len(windows)
