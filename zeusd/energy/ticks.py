@@ -68,8 +68,7 @@ STEADY_BRACKETS = 8
 STEADY_NS = 500 * MS
 TIMED_FACTOR = 3.0
 """How long predictions are trusted then, and how much longer if the period has been measured: in
-proportion to the grain, as is the time over which it was measured; at least this if readings are
-punctual."""
+proportion to the grain, as is the time over which it was measured, and at least this."""
 
 GUARD_NS = 1 * MS
 TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
@@ -89,11 +88,12 @@ MAX_ANCHORS = 12
 not dated, or not well."""
 
 PATIENT_SHARE, HURRIED_SHARE = 0.8, 0.6
-"""A reading that does not date a change may be delayed by this share of the tick; by the second one
-if readings have lately been late: after the next change it would be taken for this one."""
+"""A reading that does not date a change may be delayed by this share of the tick; by as little as
+the second one if readings have lately been late: after the next change it would be taken for this
+one."""
 
-PUNCTUAL_SHARE, DELAY_FADES = 0.05, 0.99
-"""Share of the tick that counts as late, and what is left of the longest delay after a reading."""
+DELAY_FADES = 0.99
+"""What is left of the longest delay after a reading."""
 
 RETRY_NS = 2 * MS
 RETRY_MAX_NS = 1_000 * MS
@@ -256,20 +256,13 @@ class TickTracker:
     def _step(self) -> float:
         return max(self._grain, self._spread / 2)
 
-    @property
-    def _punctual(self) -> bool:
-        """Whether readings have lately been on time; on a busy machine they date less."""
-        return self._delay <= PUNCTUAL_SHARE * self._period
-
     def _plan(self) -> None:
         """Processes the first reading at a tick that is due."""
         self._reads = 0
         if self._ticks <= SETTLED_TICKS:
             every = 1
         elif self._right >= STEADY_BRACKETS:
-            longer = self._grain / GRAIN_NS if self._timed else 1.0
-            if self._timed and self._punctual:
-                longer = max(TIMED_FACTOR, longer)
+            longer = max(TIMED_FACTOR, self._grain / GRAIN_NS) if self._timed else 1.0
             trusted = STEADY_NS * longer
             every = max(1, int(trusted / self._period))
         else:
@@ -283,7 +276,8 @@ class TickTracker:
     def _read_patiently(self) -> None:
         """Plans a reading that does not date the change."""
         after = max(self._spread, GUARD_NS) + 2 * self._took
-        share = PATIENT_SHARE if self._punctual else HURRIED_SHARE
+        share = 1.0 - (after + 2 * self._delay) / self._period
+        share = min(PATIENT_SHARE, max(HURRIED_SHARE, share))
         self._read_at(self._due + after, self._due + max(after, share * self._period))
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:

@@ -204,20 +204,25 @@ def test_one_failed_reading_loses_no_update() -> None:
     assert sum(tick.ticks for tick in sensor.ticks if tick.t_ns > 9 * SECOND) in (30, 31)
 
 
-def test_readings_of_several_sensors_fall_together() -> None:
+@pytest.mark.parametrize("held_up_ms", [0, 4])
+def test_readings_of_several_sensors_fall_together(held_up_ms: int) -> None:
+    """Also if a thread is held up now and then, as on a busy machine."""
     seed = seeds.fresh()
+    chance = random.Random(seed)
     sensors = [Sensor(every(20, 40, seed=seed + number), seed) for number in range(8)]
     wakes = now_ns = 0
     while now_ns < 38 * SECOND:
         # As the sampler does: it wakes when one can wait no longer, and reads all that it may.
         now_ns = max(now_ns, min(one.tracker.latest_read_ns for one in sensors)) + 80_000
+        now_ns += round(held_up_ms * MS * chance.random()) if chance.random() < 0.05 else 0
         wakes += now_ns >= 10 * SECOND
         for sensor in sensors:
             if sensor.tracker.next_read_ns <= now_ns:
                 sensor.look(now_ns)
     assert wakes < 28 * 75, "of 400 changes a second"
     for sensor in sensors:
-        assert max(sensor.errors_ms(10 * SECOND)) < 1.0
+        errors = sorted(sensor.errors_ms(10 * SECOND))
+        assert errors[-1 if not held_up_ms else -len(errors) // 100] < 1.0
 
 
 def test_readings_wait_for_each_other_only_as_long_as_they_are_punctual() -> None:
