@@ -157,10 +157,7 @@ class Circuit:
                 threading.Thread(target=self._ask, name="zeus-circuit", daemon=True).start()
 
     def _ask(self) -> None:
-        while self.open:
-            probe = self._probe()
-            if probe is None:
-                return
+        while self.open and (probe := self._probe()) is not None:
             try:
                 probe()
             except ZeusIpcError as error:
