@@ -71,8 +71,9 @@ class ApiServer:
 
     def lose(self, pod: Object) -> None:
         """Deletes a pod in a part of the history that nobody can read any more."""
-        del self._pods[pod["metadata"]["uid"]]
-        self.compact()
+        with self._moved:  # a patch that is being made would bring it back
+            del self._pods[pod["metadata"]["uid"]]
+            self.compact()
 
     def apply(self, pod: Object) -> None:
         """Creates or changes a pod."""
