@@ -26,6 +26,9 @@ from tests.preloaded import Program, preloaded
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
+PACKAGES = ("zeus_ipc", "zeus_common", "zeusd", "zeus", "zeusctl", "zeus_fleet")
+"""Each imports only itself and those before it, see CONTRIBUTING.md."""
+
 TIMEOUT_S = 60.0
 """How long a test waits for what must happen; long, because CI machines are slow."""
 

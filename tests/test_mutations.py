@@ -29,6 +29,7 @@ from tests.mutation import (
     without,
 )
 from tests.preloaded import preloaded
+from tests.support import PACKAGES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -526,16 +527,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's code and tests, to be mutated."""
     copy = tmp_path_factory.mktemp("mutated")
     skip = shutil.ignore_patterns("test_mutations.py")
-    for name in (
-        "zeus",
-        "zeus_ipc",
-        "zeus_common",
-        "zeusd",
-        "zeusctl",
-        "tests",
-        "benchmarks",
-        "scripts",
-    ):
+    for name in (*PACKAGES, "tests", "benchmarks", "scripts"):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=skip, copy_function=linked)
     shutil.copy2(REPOSITORY / "pyproject.toml", copy)
     for path in (copy, *copy.parents):

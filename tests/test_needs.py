@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.support import as_nobody, public_directory
+from tests.support import PACKAGES, as_nobody, public_directory
 
 COREUTILS = (
     *("basename", "cat", "chmod", "cksum", "cp", "cut", "date", "dirname", "env", "head", "id"),
@@ -41,16 +41,7 @@ WITH = "tests/zeusctl/test_terminal.py::test_shells_complete_verbs_and_gpus[bash
 def bare() -> Iterator[tuple[Path, dict[str, Any]]]:
     """A copy of the sources that an ordinary user may read, and how that user starts programs."""
     with public_directory() as folder:
-        for name in (
-            "zeus",
-            "zeus_ipc",
-            "zeus_common",
-            "zeusd",
-            "zeusctl",
-            "tests",
-            "scripts",
-            "benchmarks",
-        ):
+        for name in (*PACKAGES, "tests", "scripts", "benchmarks"):
             shutil.copytree(needs.ROOT / name, folder / name)  # with what is compiled
         for name in ("pyproject.toml", "README.md"):
             shutil.copy2(needs.ROOT / name, folder)

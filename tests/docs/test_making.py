@@ -17,6 +17,7 @@ from scripts.site.reference.markdown import paragraphs, prose, table
 from scripts.site.reference.sources import attribute_docs, fields, listed_attributes, meanings
 from tests.docs.built import SITE_URL
 from tests.snippets import ROOT
+from tests.support import PACKAGES
 
 Watts = Annotated[int, Field(ge=1, le=300)]
 """A limit."""
@@ -133,7 +134,7 @@ def test_a_list_heading_or_example_that_has_melted_is_found(docstring: str) -> N
 
 def test_no_docstring_has_melted() -> None:
     found = []
-    for package in ("zeus", "zeus_common", "zeus_fleet", "zeus_ipc", "zeusctl", "zeusd"):
+    for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):

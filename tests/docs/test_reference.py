@@ -28,7 +28,7 @@ from scripts.site.reference import commands
 from tests import snippets
 from tests.docs.built import Site
 from tests.snippets import ROOT
-from tests.support import RunningDaemon, running_daemon
+from tests.support import PACKAGES, RunningDaemon, running_daemon
 from zeus.run.settings import Settings
 from zeus_ipc import __version__
 from zeus_ipc.socket_transport import SocketTransport
@@ -265,7 +265,7 @@ def test_every_setting_of_the_servers_is_there(site: Site, package: str, name: s
 
 def test_every_environment_variable_is_there(site: Site) -> None:
     found: set[str] = set()
-    for package in ("zeus", "zeus_ipc", "zeus_common", "zeusd", "zeusctl", "zeus_fleet"):
+    for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             source = path.read_text()
             if re.search(r"ZEUS|env", source):

@@ -14,6 +14,7 @@ import pytest
 
 from tests import snippets
 from tests.snippets import ROOT
+from tests.support import PACKAGES
 
 _BACK = r"(?:(?:it|them|limits|clocks|everything|leases) )?back"
 
@@ -45,8 +46,6 @@ IN_NAMES = {
     *("putback", "ripe", "somebody", "told", "trail", "trails", "whoever"),
 }
 """Words that names of the packages do without."""
-
-PACKAGES = ("zeus", "zeus_common", "zeus_fleet", "zeus_ipc", "zeusctl", "zeusd")
 
 SHARED_CLASSES = {("zeus", "BatchSizeOptimizer")}
 """Both are public, as in ml-energy/zeus: a run's client, and the base class of policies."""

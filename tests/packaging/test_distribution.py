@@ -15,6 +15,7 @@ import pytest
 
 from tests.packaging.closure import PROJECT, ROOT, distributions_of, folder_of, size_bytes
 from tests.packaging.promises import BASE, FOR_DEVELOPERS, PROMISES
+from tests.support import PACKAGES
 from zeus_ipc import __version__
 
 NOT_HERE = {"systemd"}
@@ -64,7 +65,7 @@ def test_the_version_has_one_source(built: Built) -> None:
     said = re.compile(rf"(?<![\w.]){re.escape(__version__)}(?![\w.])")
     elsewhere = [
         path.relative_to(ROOT).as_posix()
-        for name in ("zeus", "zeusd", "zeus_ipc", "zeus_common", "zeusctl", "zeus_fleet")
+        for name in PACKAGES
         for path in (ROOT / name).rglob("*.py")
         if path.name != "_version.py" and said.search(path.read_text(encoding="utf-8"))
     ]
@@ -72,7 +73,7 @@ def test_the_version_has_one_source(built: Built) -> None:
 
 
 def test_the_wheel_has_the_packages_and_all_their_files(built: Built) -> None:
-    names = {"zeus", "zeusd", "zeus_ipc", "zeus_common", "zeusctl", "zeus_fleet"}
+    names = {*PACKAGES}
     tracked = {
         path.relative_to(ROOT).as_posix()
         for name in names

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.packaging.closure import PROJECT, ROOT
-from tests.support import public_directory
+from tests.support import PACKAGES, public_directory
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
@@ -200,8 +200,6 @@ def test_a_plugin_of_slurm_is_installed_only_where_slurm_looks(plugin: str, tmp_
     assert "LIBDIR=" in said[1].stderr
 
 
-PACKAGES = ("zeus_ipc", "zeus_common", "zeusd", "zeus", "zeusctl", "zeus_fleet")
-"""Each imports only itself and those before it, see CONTRIBUTING.md."""
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in PACKAGES

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.support import wait_for
+from tests.support import PACKAGES, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TREE = os.environ.get("ZEUSD_TEST_TREE", "/")
@@ -200,18 +200,7 @@ class Machine:
     def _copy_sources(self) -> None:
         target = Path(f"{self.root}{SOURCES}")
         skip = shutil.ignore_patterns("__pycache__")
-        folders = (
-            "zeus",
-            "zeus_ipc",
-            "zeus_common",
-            "zeusd",
-            "zeusctl",
-            "zeus_fleet",
-            "examples",
-            "packaging",
-            "scripts",
-        )
-        for name in (*folders, "systemd"):
+        for name in (*PACKAGES, "examples", "packaging", "scripts", "systemd"):
             shutil.copytree(REPOSITORY / name, target / name, ignore=skip)
         for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
             shutil.copy2(REPOSITORY / name, target / name)

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from tests.fake_nvml.double import NvmlDouble
 from tests.packaging.closure import PROJECT
-from tests.support import NOBODY, wait_for
+from tests.support import NOBODY, PACKAGES, wait_for
 from tests.system.machine import LIBRARY, REPOSITORY, SOURCES, Machine
 from zeus_ipc import __version__
 
@@ -61,18 +61,7 @@ def lintian(package: Path) -> subprocess.CompletedProcess[str]:
 def next_tree(folder: Path) -> Path:
     """This tree as an unpacked sdist of a later version: with no git, and another number."""
     folder.mkdir()
-    for name in (
-        "zeus",
-        "zeus_ipc",
-        "zeus_common",
-        "zeusd",
-        "zeusctl",
-        "zeus_fleet",
-        "systemd",
-        "packaging",
-        "scripts",
-        "examples",
-    ):
+    for name in (*PACKAGES, "systemd", "packaging", "scripts", "examples"):
         skip = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=skip)
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "NOTICE"):

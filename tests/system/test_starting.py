@@ -15,6 +15,7 @@ import pytest
 from tests.preloaded import preloaded
 from tests.support import (
     IMPORTED,
+    PACKAGES,
     TIMEOUT_S,
     RunningDaemon,
     as_nobody,
@@ -136,7 +137,7 @@ def test_root_starts_it_from_a_folder_that_nobody_else_may_enter() -> None:
     with public_directory() as directory:
         private = directory / "private"
         private.mkdir(mode=0o700)
-        for package in ("zeusd", "zeus_ipc", "zeus_common"):
+        for package in PACKAGES:
             shutil.copytree(
                 REPOSITORY / package, private / package, ignore=shutil.ignore_patterns("*.pyc")
             )
