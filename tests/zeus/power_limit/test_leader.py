@@ -19,9 +19,10 @@ from tests.zeus.power_limit.simulated_job import (
     SimulatedJob,
     most_steps,
 )
+from zeus import _node
 from zeus.optimizer.power_limit import Energy, Time, ZeusCost
 from zeus.optimizer.power_limit.core import LISTEN_STEPS
-from zeus.optimizer.power_limit.leader import Leader
+from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
 from zeus.optimizer.power_limit.messages import Choose, Piece, RankHello, Trouble, Try
 from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import Exhaustive, SettingsSearch
@@ -177,6 +178,19 @@ def test_a_pause_of_rank_0_in_a_long_piece_does_not_count_as_silence_of_others(
     job.run(40)
     job[0].call("on_pause")
     job.run(1000)
+    job.assert_chosen()
+    job.assert_whole()
+
+
+@pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
+def test_a_long_silence_of_zeusd_is_no_silence_of_processes(
+    make_job: MakeJob, search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(3, search=search).begin().run(30)
+    with monkeypatch.context() as meanwhile, pytest.warns(UserWarning, match="has not answered"):
+        meanwhile.setattr(_node, "answers", lambda: False)
+        job.run(2 * int(SILENCE_S))
+    job.run(most_steps(job))
     job.assert_chosen()
     job.assert_whole()
 

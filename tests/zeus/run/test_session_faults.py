@@ -130,6 +130,35 @@ def test_energy_that_cannot_be_known_is_assumed_and_training_continues(
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_an_epoch_whose_energy_stays_unknown_hides_no_later_one(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = session(node, settings(tmp_path))
+    for _ in range(3):
+        train_epoch(run, work)
+    known, real, lost_ns = run.used, node.client.windows, node.clock() + 10**15
+
+    def gone(sources: Any, windows: Any, **more: Any) -> Any:
+        found = real(sources, windows, **more)
+        for one in found.values():
+            for at, (begin_ns, *_) in enumerate(windows):
+                if begin_ns < lost_ns:
+                    one.energy_uj[at] = None
+        return found
+
+    monkeypatch.setattr(node.client, "windows", gone)
+    train_epoch(run, work)
+    four, before_j = run.used, node.nvml.true_energy_j(0)
+    lost_ns = node.clock()
+    train_epoch(run, work, each=lambda _: node.clock.sleep(1))  # at another mean power
+    last_s, last_j = run.used.time - four.time, node.nvml.true_energy_j(0) - before_j
+    assert last_j / last_s != pytest.approx(known.energy / known.time, rel=0.1)
+    mean_w = (known.energy + last_j) / (known.time + last_s)
+    assert run.used.energy / run.used.time == pytest.approx(mean_w, rel=0.005)
+    run.close()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_no_unknown_cost_ends_a_run_and_energy_may_be_known_later(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

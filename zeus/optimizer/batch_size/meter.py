@@ -86,16 +86,21 @@ class RunMeter:
         except Exception as error:  # noqa: BLE001 - training must go on
             self._lost_s += max(1e-6, time.monotonic() - self._began)
             self._tell("an epoch cannot be measured", error)
-        try:
-            while self._unread:
-                self._unread[0].look_up()
-                energy_j = self._unread[0].total_energy
+        unread, self._unread, why = self._unread, [], None
+        for one in unread:  # one that stays unknown does not hide those after it
+            try:
+                one.look_up()
+                energy_j = one.total_energy
                 if math.isnan(energy_j):
                     raise ValueError("that of a GPU is unknown")
+            except Exception as error:  # noqa: BLE001 - training must go on
+                self._unread.append(one)
+                why = error
+            else:
                 self._energy += energy_j
-                self._time += self._unread.pop(0).time
-        except Exception as error:  # noqa: BLE001 - training must go on
-            self._tell("the energy of an epoch is not known yet", error)
+                self._time += one.time
+        if why is not None:
+            self._tell("the energy of an epoch is not known yet", why)
         unknown_s = self._lost_s + sum(one.time for one in self._unread)
         time_s, energy_j = self._time + unknown_s, self._energy + self._assumed_w * unknown_s
         search_s, search_j = self._searched()
@@ -134,7 +139,7 @@ class RunMeter:
         return self._energy / self._time if self._time > 0 else self._highest_w
 
     def _tell(self, what: str, error: Exception) -> None:
-        log.info("%s", what, exc_info=True)
+        log.info("%s", what, exc_info=error)
         if what in self._said:
             return
         self._said.add(what)

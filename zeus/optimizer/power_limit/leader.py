@@ -114,7 +114,7 @@ class Leader:
         """This process has measured a piece of a trial; its measurement will follow."""
         if self.search is None or self.over:
             return
-        shared = self._shared.setdefault((trial.trial, index), _Shared(trial, self.position))
+        shared = self._share((trial.trial, index), trial)
         shared.position = self.position - steps / 2
         shared.steps = steps
         # Once enough steps were run, all continue until the next command, and no one waits for
@@ -218,7 +218,7 @@ class Leader:
         if shared is None:
             if self._trial is None or piece.trial < self._trial.trial:
                 return  # of a finished trial, whose other parts will not arrive
-            shared = self._shared[key] = _Shared(self._trial, self.position)
+            shared = self._share(key, self._trial)
         shared.parts[rank] = piece
         if len(shared.parts) < self.world or self.search is None:
             return
@@ -245,6 +245,12 @@ class Leader:
         if not current:
             self._save(self.search, self.position, False)
         self._new = True
+
+    def _share(self, key: tuple[int, int], trial: Try) -> _Shared:
+        """A piece is measured by all. The silence of those that nothing was awaited of begins."""
+        idle = [rank for rank in range(self.world) if not self._awaits(rank)]
+        self._heard.update(dict.fromkeys(idle, (self._now_s, self._step)))
+        return self._shared.setdefault(key, _Shared(trial, self.position))
 
     def _is_current(self, trial: int) -> bool:
         return self._trial is not None and trial == self._trial.trial

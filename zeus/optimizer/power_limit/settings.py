@@ -89,7 +89,7 @@ KINDS = {
         control="gpu_clocks",
     ),
 }
-"""By the name of their field in files; with an `s`, of what was searched."""
+"""By the name of their field in files."""
 
 
 @dataclass(frozen=True)
