@@ -38,7 +38,7 @@ class Sampler:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._guard = threading.Lock()
-        self.streamed: frozenset[str] = frozenset()
+        self._streamed: frozenset[str] = frozenset()
         self._on_tick = on_tick
         self._publish = publish
         self._clock_ns = clock_ns
@@ -106,7 +106,7 @@ class Sampler:
 
     def stream(self, names: frozenset[str]) -> None:
         """Reads exactly these at each tick, and publishes what they show."""
-        self.streamed = names
+        self._streamed = names
         self._awaken()
 
     def hurry(self, name: str) -> None:
@@ -121,7 +121,7 @@ class Sampler:
     @property
     def next_ns(self) -> int | None:
         """When to read next; None: there are no sources."""
-        wanted = self._urgent | self.streamed
+        wanted = self._urgent | self._streamed
         return min(
             [
                 source.next_tick_ns if name in wanted else source.latest_read_ns
@@ -139,11 +139,11 @@ class Sampler:
     def _due(self, name: str, source: Source, now_ns: int) -> bool:
         if source.next_tick_ns > now_ns:
             return False
-        return source.next_read_ns <= now_ns or name in self._urgent or name in self.streamed
+        return source.next_read_ns <= now_ns or name in self._urgent or name in self._streamed
 
     def _read(self, name: str, source: Source) -> None:
         try:
-            streamed = name in self.streamed
+            streamed = name in self._streamed
             awaited = streamed or name in self._urgent
             number = source.history.ticks.end if streamed else 0
             edge = source.read(streamed, awaited)
@@ -191,23 +191,23 @@ class Sampler:
         with self._guard:
             if self._busy != busy:
                 return
-            self._rotation = {key: one for key, one in self._rotation.items() if key != name}
+            before = self._rotation
+            self._rotation = {key: one for key, one in before.items() if key != name}
             self._busy = None
             self._stuck.add(name)
+            try:
+                self.start()
+            except RuntimeError:  # no more threads or memory: the next check tries again
+                self._generation -= 1
+                self._stuck.discard(name)
+                self._rotation, self._busy = before, busy
+                raise
         log.error(
             "reading %s has taken over %.0f s; zeusd skips it until the driver responds",
             name,
             (self._clock_ns() - since_ns) / 1e9,
             extra={"event": "sampler_stuck", "gpu": name},
         )
-        try:
-            self.start()
-        except RuntimeError:  # no more threads or memory: the next check tries again
-            self._generation -= 1
-            self._stuck.discard(name)
-            self.add(name, self._sources[name])
-            self._busy = busy
-            raise
 
     def _run(self, generation: int) -> None:
         clock_ns, wake = self._clock_ns, self._wake
@@ -227,10 +227,13 @@ class Sampler:
                     self._busy = (name, now_ns)
                     if self._rotation.get(name) is source:  # it may have been removed concurrently
                         self._read(name, source)
-                    if generation != self._generation:
+                    with self._guard:  # it may be given up as stuck at this moment
+                        replaced = generation != self._generation
+                        if not replaced:
+                            self._busy = None
+                    if replaced:
                         self._rejoin(name, source)
                         return
-                    self._busy = None
 
     def _awaken(self) -> None:
         with contextlib.suppress(RuntimeError):

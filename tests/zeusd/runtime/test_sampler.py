@@ -326,7 +326,7 @@ def test_each_of_the_drivers_samples_is_published() -> None:
     node = Sampled("h100-sxm:setter_ms=0")
     (name,) = node.sampler.names()
     node.clock.sleep(1)
-    node.sampler.streamed = frozenset({name})
+    node.sampler.stream(frozenset({name}))
     node.clock.sleep(5)
     numbers = [sample.number for _, sample in node.samples]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
@@ -369,7 +369,7 @@ def test_samples_go_on_after_readings_that_failed() -> None:
 def test_only_streamed_gpus_are_published_with_what_is_read_now_and_then() -> None:
     node = Sampled("2xa40:setter_ms=0")
     names = list(node.sampler.names())
-    node.sampler.streamed = frozenset({names[1]})
+    node.sampler.stream(frozenset({names[1]}))
     node.clock.sleep(5)
     assert {name for name, _ in node.samples} == {names[1]}
     sample = node.samples[-1][1]
@@ -398,14 +398,14 @@ def test_a_reading_refused_now_and_then_is_retried_and_one_always_refused_is_not
     node.clock.sleep(2)
     node.nvml.inject(0, "temperature_c", 3, count=5)
     node.clock.sleep(3)
-    node.sampler.streamed = frozenset(node.sampler.names())
+    node.sampler.stream(frozenset(node.sampler.names()))
     node.clock.sleep(5)
     assert node.samples[-1][1].slow.temperature_c is not None
     other = Sampled("v100:setter_ms=0")
     other.nvml.inject(0, "temperature_c", 3)
     other.clock.sleep(8)
     other.nvml.clear_faults()
-    other.sampler.streamed = frozenset(other.sampler.names())
+    other.sampler.stream(frozenset(other.sampler.names()))
     other.clock.sleep(3)
     assert other.samples[-1][1].slow.temperature_c is None
 
@@ -460,7 +460,34 @@ def test_the_thread_sleeps_until_something_is_due_or_somebody_waits() -> None:
     for source, ask in zip(found, asks, strict=True):
         ask()
         wait_for(lambda: source.reads or ask is asks[0], "what is awaited to be read")
+    looks = found[0].looks
+    for _ in range(100):  # it wakes for this one in time: no later than for the first
+        reads.hurry("1")
+        time.sleep(0.001)
+    assert found[0].looks < looks + 10
     assert [source.reads for source in found] == [0, 1, 1]
+    reads.stop()
+
+
+def test_a_driver_that_answers_while_its_thread_is_given_up_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampler, "STUCK_NS", 0)
+    reads = Sampler(lambda name: None, lambda name, sample: None)
+    stuck, other = _Blocked(), _Blocked()
+    other.answers.set()
+    reads.add("stuck", cast("Source", stuck))
+    reads.add("other", cast("Source", other))
+    reads.start()
+    wait_for(lambda: stuck.reads, "the driver to block")
+
+    def error(*_: object, **__: object) -> None:
+        stuck.answers.set()
+        wait_for(lambda: other.reads > 2, "a thread to go on")
+
+    monkeypatch.setattr(sampler.log, "error", error)
+    reads.replace_stuck()
+    wait_for(lambda: stuck.reads > 2, "the GPU to be read again")
     reads.stop()
 
 
