@@ -78,7 +78,7 @@ class AuditLog:
         owner = None if record.uid is None else self.owner_of(record.uid)
         self._numbers[owner].append(record.number)
         if len(self._records) > KEPT:
-            some = (number for number in self._numbers.values() if number)
+            some = (numbers for numbers in self._numbers.values() if numbers)
             most = max(some, key=lambda one: (len(one), -one[0]))
             dropped = self._records.pop(most.popleft())
             self.complete_ns = max(self.complete_ns, dropped.last_ns)

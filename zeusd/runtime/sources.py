@@ -180,7 +180,7 @@ class GpuSource:
         try:
             samples = None if channel.sampled_ns is None else self._samples(channel.sampled_ns)
             now_ns = self._clock_ns()
-            due = now_ns >= self._slow_at_ns and self._due(now_ns, streamed)
+            due = self._due(now_ns, streamed)
             if samples is None or channel.lacks(samples) or now_ns >= self._counter_at_ns:
                 sensors = counted = self._nvml.sensors(self._handle, True, due)
                 # Time between readings of the energy counter where power is known otherwise.
@@ -229,6 +229,8 @@ class GpuSource:
 
     def _due(self, t_ns: int, streamed: bool) -> bool:
         """Whether the values that are read once a second are due."""
+        if t_ns < self._slow_at_ns:
+            return False
         channel = self._channel
         waits = channel.limited.read_ns < self.limited_until_ns
         return streamed or waits or t_ns >= channel.next_row_ns
@@ -308,7 +310,7 @@ class SharedGpuSource(GpuSource):
         self.latest_read_ns = self.next_read_ns + SHARED_PERIOD_NS // 2
         if t_ns <= self.history.ends_ns:
             return None
-        if t_ns >= self._slow_at_ns and self._due(t_ns, streamed):
+        if self._due(t_ns, streamed):
             self._slow_at_ns = t_ns + STREAMED_SLOW_NS
             self._read_slow(SensorValues(t_ns, None, 0, None, None))
         edge = Edge(t_ns, 0, 0, 0, 0)

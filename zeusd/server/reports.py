@@ -17,7 +17,7 @@ from zeusd.logs import EVERY_S
 
 log = logging.getLogger(__name__)
 
-EVERY_NS = round(EVERY_S) * SECOND_NS
+EVERY_NS = round(EVERY_S * SECOND_NS)
 
 
 @dataclass(slots=True)
