@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import types
 import warnings
@@ -489,6 +490,53 @@ def test_of_two_optimizers_the_last_one_has_the_gpu(
     begin(third)
     train(third, work, 1000, until_done=True)
     assert not third.disabled
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_optimizer_that_lost_a_gpu_restores_those_that_nobody_took(
+    node: VirtualNode, ended: bool
+) -> None:
+    highest_w, work = node.limit_w(), node.nvml.open_work([0, 1], WORKLOAD)
+    first = optimizer(node, Energy(), monitor=node.monitor())
+    train(first, work, 1000, until_done=True)
+    assert node.limit_w(0) == node.limit_w(1) < highest_w
+    second = optimizer(node, Energy())  # on GPU 0
+    train(second, work, 1000, until_done=True)
+    if ended:
+        first.close()
+    else:
+        with pytest.warns(UserWarning, match="another power limit optimizer of this process has"):
+            train(first, work, 1)
+    assert node.limit_w(0) == second.current_power_limit / 1000 < highest_w
+    assert node.limit_w(1) == highest_w
+    second.close()
+    assert node.limit_w(0) == highest_w
+
+
+def test_an_optimizer_that_lost_its_gpu_to_one_that_has_ended_gives_up(
+    node: VirtualNode, work: Work
+) -> None:
+    first = optimizer(node, Energy())
+    train(first, work, 1000, until_done=True)
+    assert node.limit_w() < 250
+    optimizer(node, Energy()).close()
+    assert node.limit_w() == 250
+    with pytest.warns(UserWarning, match="another power limit optimizer of this process has"):
+        train(first, work, 1)  # whose limit is not in force any more
+    assert first.disabled
+
+
+def test_what_an_optimizer_has_set_that_is_gone_is_restored_by_the_one_before(
+    node: VirtualNode, work: Work
+) -> None:
+    highest_w = node.limit_w()
+    first, second = optimizer(node, Energy()), optimizer(node, Energy())
+    train(second, work, 1000, until_done=True)
+    assert node.limit_w() < highest_w
+    del second
+    gc.collect()
+    first.close()
+    assert node.limit_w() == highest_w
 
 
 def test_a_search_that_ended_without_a_choice_is_reported(node: VirtualNode, work: Work) -> None:

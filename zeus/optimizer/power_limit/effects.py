@@ -79,7 +79,7 @@ class NodeEffects:
 
     @property
     def lost(self) -> bool:
-        """Whether a later optimizer has taken one of the GPUs: it sets and restores them now."""
+        """Whether a later optimizer has taken one of the GPUs, which it sets and restores now."""
         return others.taken(self, self._uuids)
 
     def may_wait(self, seconds: float) -> None:
@@ -97,9 +97,9 @@ class NodeEffects:
         """Sets a setting, or restores the GPUs, see `Effects`."""
         if setting is not None:
             return self._held.set(setting)
-        if not self.lost:
-            others.leave(self._uuids)
-            self._held.release()
+        own = others.leave(self, self._uuids)
+        pairs = zip(self._indices, self._uuids, strict=True)
+        self._held.release([index for index, uuid in pairs if uuid in own])
         return True
 
     def measure(self, limit_mw: int, what: Literal["open", "close", "drop"]) -> list[Measurement]:

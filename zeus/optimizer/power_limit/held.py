@@ -46,6 +46,7 @@ class HeldSetting:
         self._changed, self._tried = threading.Event(), threading.Event()
         self._behind: threading.Thread | None = None
         self._wanted: Setting | None = None
+        self._released = self._indices  # the GPUs that are restored
         self._asked = False  # for a setting whose outcome is not known yet
         self._beside: dict[str, bool] = {}  # what was tried beside a limit: whether it was set
         self._outcome: _Outcome = False
@@ -71,10 +72,11 @@ class HeldSetting:
         """Another setting may be in force: the next one restores what it has beside its limit."""
         self._beside.update(dict.fromkeys(KINDS, False))
 
-    def release(self) -> None:
-        """Restores the setting. Does not wait for a zeusd that does not answer, or has not set one
-        yet.
+    def release(self, indices: Sequence[int]) -> None:
+        """Restores these of the GPUs; the others are left as they are. Does not wait for a zeusd
+        that does not answer, or has not set one yet.
         """
+        self._released = [index for index in self._indices if index in indices]
         self._asked = False
         self._want(None, wait=self._behind is None and _node.answers())
 
@@ -118,7 +120,7 @@ class HeldSetting:
             if wanted is not None:
                 self._write(wanted)
             else:
-                self._gpus.release_all(self._indices)
+                self._gpus.release_all(self._released)
                 self._beside.clear()
         except ZeusBaseError as error:
             if unanswered(error.__cause__):

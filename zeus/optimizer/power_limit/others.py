@@ -28,27 +28,32 @@ WAIT_S = 60.0
 CEILING = "fleet"
 
 
-_owners: dict[str, weakref.ref[object]] = {}
-"""The optimizer that was created or began to train last, and has not ended, by UUID of its GPUs."""
+_owners: dict[str, weakref.ref[object] | None] = {}
+"""The optimizer that was created or began to train last, by UUID of its GPUs; None: it has ended,
+and what it had set is restored.
+"""
 os.register_at_fork(after_in_child=_owners.clear)
 
 
 def take(owner: object, gpus: Sequence[str]) -> bool:
     """An optimizer takes GPUs, by their UUIDs. Returns whether an earlier one had one of them."""
-    had = any(uuid in _owners and _owners[uuid]() is not owner for uuid in gpus)
+    had = any(last is not None and last() is not owner for last in map(_owners.get, gpus))
     _owners.update(dict.fromkeys(gpus, weakref.ref(owner)))
     return had
 
 
-def leave(gpus: Sequence[str]) -> None:
-    """The optimizer that has these GPUs has ended."""
-    for uuid in gpus:
-        _owners.pop(uuid, None)
+def leave(owner: object, gpus: Sequence[str]) -> set[str]:
+    """An optimizer has ended. Returns those of its GPUs that no living one has taken since."""
+    last = {uuid: _owners.get(uuid) for uuid in gpus}
+    own = {uuid for uuid, by in last.items() if by is None or by() in (owner, None)}
+    _owners.update(dict.fromkeys(own))
+    return own
 
 
 def taken(owner: object, gpus: Sequence[str]) -> bool:
     """Whether another optimizer has taken one of these GPUs since."""
-    return any(uuid in _owners and _owners[uuid]() is not owner for uuid in gpus)
+    last = [_owners[uuid] for uuid in gpus if uuid in _owners]
+    return any(by is None or by() is not owner for by in last)
 
 
 def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
