@@ -473,7 +473,9 @@ def test_of_two_optimizers_the_last_one_has_the_gpu(
     def begin(plo: GlobalPowerLimitOptimizer) -> None:
         if told:
             plo.on_train_begin()
-        train(plo, work, 5)
+        for _ in range(5):
+            train(plo, work, 1)
+            assert plo.current_power_limit == node.limit_w() * 1000
 
     first, second = optimizer(node, Energy()), optimizer(node, Energy())
     for plo in (first, second):  # created before, and trained one after the other

@@ -72,10 +72,14 @@ class NodeEffects:
         self.leader = Leader(world, planner.begin, planner.save, self._counts)
         return connect(self.leader, world)
 
-    def take(self) -> None:
-        """Takes the GPUs, with what an earlier optimizer of this process has set."""
+    def take(self) -> bool:
+        """Takes the GPUs, with what an earlier optimizer of this process has set. Returns whether
+        one has had them since this one, so that another setting may be in force.
+        """
+        lost = self.lost
         if others.take(self, self._uuids):
             self._held.inherit()
+        return lost
 
     @property
     def lost(self) -> bool:

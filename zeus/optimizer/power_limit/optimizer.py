@@ -350,11 +350,12 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
 
     def _take(self) -> None:
         """Takes the GPUs once in each training; gives up if another optimizer has them since."""
-        if self._core.over:
+        if self._core.disabled or (self._core.over and not self._inside):
             return
         if not self._taken:
             self._taken = True
-            self._effects.take()
+            if self._effects.take():
+                self._core.current = None
         elif self._effects.lost:
             self._core.give_up(
                 "another power limit optimizer of this process has its GPUs since; close one "
