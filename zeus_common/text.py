@@ -48,6 +48,11 @@ def number(value: float | None, unit: str = "", digits: int = 1) -> str:
     return f"{text.rstrip('0').rstrip('.') if digits else text} {unit}".rstrip()
 
 
+def percent(share: float, spec: str = ".1") -> str:
+    """Formats a share: `17.7 %`; with `+.0` as `spec`, `+18 %`."""
+    return f"{share:{spec}%}".replace("%", " %")
+
+
 def duration(seconds: float) -> str:
     """How long, in the two largest units: `3 d 4 h`."""
     seconds = max(0.0, seconds)

@@ -133,7 +133,7 @@ def test_the_command_prints_and_draws_a_report(tmp_path: Path) -> None:
     assert "promised   0.6 kW, 0.4 kW below the standing limit: 0.2 kWh" in done.output
     assert "at most 0.61 kW in sum; above the limit for 60 s, by at most 0.01 kW" in done.output
     assert "0.5 kW drawn, 0.9 kW in the 15 minutes before: 0.2 kWh less" in done.output
-    assert "0.25 of 1 GPU-hours (25.0%)" in done.output
+    assert "0.25 of 1 GPU-hours (25.0 %)" in done.output
     tags = [node.tag.rpartition("}")[2] for node in xml.etree.ElementTree.parse(picture).iter()]
     assert tags.count("path") > 8
     for text, says in (
@@ -163,4 +163,4 @@ def test_a_report_of_a_large_site_has_no_exponents(tmp_path: Path) -> None:
     file.write_text("".join(one.line() for one in large))
     done = CliRunner().invoke(main, ["report", str(file)])
     assert "24000 kW, 16000 kW below the standing limit: 8000 kWh" in done.output
-    assert "10000 of 40000 GPU-hours (25.0%)" in done.output
+    assert "10000 of 40000 GPU-hours (25.0 %)" in done.output

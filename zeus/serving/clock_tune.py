@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.rows import known
+from zeus_common.text import percent
 from zeus_common.text import table as columns
 from zeus_ipc.overriding import override
 
@@ -275,7 +276,7 @@ class Tuner(ClockPolicy):
         at = "the clock policy" if self._arm == POLICY else f"{self._arm} MHz"
         self._tell(
             f"{STEP**bucket:.0f} to {STEP ** (bucket + 1):.0f} tokens/s at {at}: "
-            f"{arm.requests} requests, {arm.late / max(1, arm.requests):.1%} late; {then}"
+            f"{arm.requests} requests, {percent(arm.late / max(1, arm.requests))} late; {then}"
         )
 
     def _bucket(self) -> int:
@@ -329,9 +330,9 @@ def table(rows: Sequence[TuneRow]) -> str:
                 f"{low:.0f}-{high:.0f}",
                 "policy" if row.clock_mhz == POLICY else f"{row.clock_mhz} MHz",
                 row.requests,
-                f"{row.late:.2%}",
+                percent(row.late, ".2"),
                 _number(row.joules_per_token, ".3f"),
-                _number(row.saving, ".1%"),
+                _number(row.saving, ".1%").replace("%", " %"),
                 f"{1e3 * row.ttft_p99_s:.0f} ms",
                 f"{1e3 * row.tpot_p99_s:.1f} ms",
                 "<- lowest that holds" if row.best else "",

@@ -13,6 +13,7 @@ from zeus.simulate.summary import tables
 from zeus.simulate.workloads import WORKLOADS
 from zeus_common.options import FILE, WHOLE, one_sentence
 from zeus_common.tables import distinct
+from zeus_common.text import percent
 from zeus_ipc import __version__
 
 
@@ -94,9 +95,10 @@ def _rows(results: tuple[Path, ...]) -> list[RunRow]:
 
 def _tell_of(jobs: list[groups_of_jobs.GroupJob], path: Path) -> None:
     found = groups_of_jobs.by_group(jobs)
+    overlapping = percent(groups_of_jobs.overlapping(jobs), ".0")
     click.echo(
-        f"{path}: {len(jobs)} jobs in {len(found)} groups; "
-        f"{groups_of_jobs.overlapping(jobs):.0%} begin while an earlier one of their group runs."
+        f"{path}: {len(jobs)} jobs in {len(found)} groups; {overlapping} begin while an earlier "
+        "one of their group runs."
     )
     for workload in WORKLOADS:
         some = [one for one in jobs if one.dataset == workload.dataset]

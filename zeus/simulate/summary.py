@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from zeus.simulate.results import RunRow, Series, series
-from zeus_common.text import count, table
+from zeus_common.text import count, percent, table
 
 _AMOUNTS = (attrgetter("energy"), attrgetter("time"), attrgetter("cost"))
 _DEFAULTS = (
@@ -50,13 +50,13 @@ def _by_batch_size(jobs: Sequence[Series]) -> str:
     for size in sorted({row.batch_size for row in runs}):
         some = [row for row in runs if row.batch_size == size]
         limits = sorted({row.power_limit for row in some if row.power_limit is not None})
-        lately = sum(row.batch_size == size for row in last) / len(last)
+        lately = percent(sum(row.batch_size == size for row in last) / len(last), ".0")
         means = (
             f"{sum(map(of, some)) / len(some):.{digits}f}"
             for of, digits in zip(_AMOUNTS, (1, 2, 1), strict=True)
         )
         failed = sum(not row.reached for row in some)
-        rows.append((size, "/".join(map(str, limits)), len(some), f"{lately:.0%}", failed, *means))
+        rows.append((size, "/".join(map(str, limits)), len(some), lately, failed, *means))
     note = f"Energy, time and cost are means of a run; the last are the {_LAST} last of each job."
     return f"{table(head, rows, left=0)}\n{note}"
 
@@ -73,7 +73,7 @@ def _by_dataset(jobs: Sequence[Series], datasets: Sequence[str]) -> str:
         failed = sum(not row.reached for row in runs)
         counts = (len(some), sum(len(job.costs) for job in some), failed, often)
         totals = (f"{sum(map(of, runs)):.4g}" for of in _AMOUNTS)
-        saved = (f"{change:+.1%}" for change in _against_default(some))
+        saved = (percent(change, "+.1") for change in _against_default(some))
         rows.append((name or "all", *counts, *totals, *saved))
     return (
         f"{table(head, rows, left=1)}\nBatch size: the most frequent of each job's last {_LAST} "
@@ -82,11 +82,11 @@ def _by_dataset(jobs: Sequence[Series], datasets: Sequence[str]) -> str:
 
 
 def _sentences(jobs: Sequence[Series]) -> list[str]:
-    energy, time, cost = _against_default(jobs)
+    energy, time, cost = (percent(change, "+.1") for change in _against_default(jobs))
     regret = sum(job.regrets[-1] for job in jobs) / len(jobs)
     return [
-        f"Against the default batch size at the highest power limit: {energy:+.1%} energy, "
-        f"{time:+.1%} time, {cost:+.1%} cost.",
+        f"Against the default batch size at the highest power limit: {energy} energy, "
+        f"{time} time, {cost} cost.",
         f"Against the best batch size from the start: {regret:+.2f} recurrences' cost a job, on "
         "average (regret).",
     ]

@@ -14,6 +14,7 @@ import click
 from zeus_common.atomic import append_text
 from zeus_common.options import FILE, Number, Whole, one_sentence
 from zeus_common.tables import distinct
+from zeus_common.text import percent
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.records import EventReport, Record, read, reports, svg
 from zeus_fleet.view import FleetView, NodeView, Watcher
@@ -196,7 +197,7 @@ def event_text(one: EventReport) -> str:
         )
     else:
         lines.append(f"  delivered  {_kw(one.drawn_w)} drawn; earlier power is not known")
-    share = f" ({one.lost_gpu_h / one.busy_gpu_h:.1%})" if one.busy_gpu_h else ""
+    share = f" ({percent(one.lost_gpu_h / one.busy_gpu_h)})" if one.busy_gpu_h else ""
     lines.append(
         f"  jobs lost  {_figure(one.lost_gpu_h)} of {_figure(one.busy_gpu_h)} GPU-hours{share}, "
         "by their profiles"

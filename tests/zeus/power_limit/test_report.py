@@ -14,8 +14,8 @@ HIGHEST = LimitEstimate(300_000, 1.0, 200.0, 0.01, 0.01, 40)
 @pytest.mark.parametrize(
     ("time_s", "energy_j", "words"),
     [
-        (1.05, 174.2, "takes 12.9% less energy (±1.4%) and 5.0% more time (±0.8%)"),
-        (0.99, 225.8, "takes 12.9% more energy (±1.8%) and 1.0% less time (±0.8%)"),
+        (1.05, 174.2, "takes 12.9 % less energy (±1.4 %) and 5.0 % more time (±0.8 %)"),
+        (0.99, 225.8, "takes 12.9 % more energy (±1.8 %) and 1.0 % less time (±0.8 %)"),
     ],
 )
 def test_more_is_more_and_less_is_less(time_s: float, energy_j: float, words: str) -> None:

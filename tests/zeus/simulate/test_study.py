@@ -280,8 +280,8 @@ def test_the_table_of_one_workload_has_its_batch_sizes() -> None:
     ]  # fmt: skip
     lines = tables(rows).splitlines()
     assert lines[0] == "p: toy, net, sgd on g, 1 job, 2 recurrences, eta 0.5, beta 2"
-    assert lines[2].split() == ["8", "100", "2", "67%", "0", "70.0", "5.00", "85.0"]
-    assert lines[3].split() == ["16", "150", "1", "33%", "1", "40.0", "5.00", "30.0"]
+    assert lines[2].split() == ["8", "100", "2", "67", "%", "0", "70.0", "5.00", "85.0"]
+    assert lines[3].split() == ["16", "150", "1", "33", "%", "1", "40.0", "5.00", "30.0"]
     # Two recurrences took 180 J, 15 s and 200 J of cost, instead of 200 J, 20 s and 400 J.
-    assert "-10.0% energy, -25.0% time, -50.0% cost" in lines[-2]
+    assert "-10.0 % energy, -25.0 % time, -50.0 % cost" in lines[-2]
     assert "+2.00 recurrences' cost" in lines[-1]

@@ -15,7 +15,7 @@ import click
 
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
-from zeus_common.text import count, duration, explain, table
+from zeus_common.text import count, duration, explain, percent, table
 
 APP = "zeus.optimizer.batch_size.server.router:app"
 PORT = 7788
@@ -259,7 +259,7 @@ def job_lines(job: dict[str, Any]) -> list[str]:
                     joules(one["mean_j"]),
                     joules(one["low_j"]),
                     joules(one["high_j"]),
-                    f"{one['probability_best']:.0%}",
+                    percent(one["probability_best"], ".0"),
                     one["runs"],
                     one["excluded"] or ("" if one["explored"] else "not considered"),
                 )

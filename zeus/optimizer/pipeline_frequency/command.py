@@ -22,6 +22,7 @@ from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteration
 from zeus.utils.progress import progress_bar
 from zeus_common.options import FOLDER, NUMBER, WHOLE
+from zeus_common.text import percent
 from zeus_ipc import __version__
 from zeus_ipc.parsing import parse, read_file
 
@@ -255,9 +256,10 @@ def summary(frontier: Frontier, fastest_time_s: float) -> str:
     for index in chosen:
         plan = plans[index]
         lines.append(
-            f"{index:>5} {plan.time_s:>10.4f} {plan.time_s / fastest_time_s - 1:>8.2%} "
-            f"{plan.energy_j:>12.1f} {1 - plan.energy_j / frontier.baseline_energy_j:>8.2%} "
-            f"{plan.gap:>12.3%} {plan.clock_changes:>8} {plan.peak_power_w:>9.0f}"
+            f"{index:>5} {plan.time_s:>10.4f} "
+            f"{percent(plan.time_s / fastest_time_s - 1, '.2'):>8} {plan.energy_j:>12.1f} "
+            f"{percent(1 - plan.energy_j / frontier.baseline_energy_j, '.2'):>8} "
+            f"{percent(plan.gap, '.3'):>12} {plan.clock_changes:>8} {plan.peak_power_w:>9.0f}"
         )
     if frontier.policies:
         lines.append("saved at the same iteration time by simpler policies:")
@@ -267,12 +269,13 @@ def summary(frontier: Frontier, fastest_time_s: float) -> str:
         energies_j = [plans[index].energy_j, *frontier.beside(plans[index]).values()]
         saved = (1 - one / frontier.baseline_energy_j for one in energies_j)
         first, *others = (round(one, 6) + 0.0 for one in saved)  # -0.0 becomes 0.0
-        cells = (f"{'-':>17}" if math.isnan(one) else f"{one:>17.2%}" for one in others)
-        lines.append(f"{index:>5} {first:>10.2%}" + "".join(cells))
+        cells = ("-" if math.isnan(one) else percent(one, ".2") for one in others)
+        row = "".join(f"{cell:>17}" for cell in cells)
+        lines.append(f"{index:>5} {percent(first, '.2'):>10}{row}")
     gaps = [plan.gap for plan in plans]
     lines.append(
         f"{len(plans)} plan{'s' * (len(plans) > 1)}; above the lower bound by "
-        f"{sum(gaps) / len(gaps):.3%} on average, {max(gaps):.3%} at most"
+        f"{percent(sum(gaps) / len(gaps), '.3')} on average, {percent(max(gaps), '.3')} at most"
     )
     return "\n".join(lines)
 

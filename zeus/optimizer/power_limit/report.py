@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus_common.atomic import replacing
+from zeus_common.text import percent
 
 _BLUE, _GREEN = "#4c72b0", "#2a9d4a"
 
@@ -97,8 +98,8 @@ class Report:
         else:
             found = (
                 f"At {self.chosen.setting} instead of {self._highest.setting} a step takes "
-                f"{_change(-self.saving)} energy (±{self.saving_error:.1%}) and "
-                f"{_change(self.slowdown)} time (±{self.slowdown_error:.1%}); {searched}"
+                f"{_change(-self.saving)} energy (±{percent(self.saving_error)}) and "
+                f"{_change(self.slowdown)} time (±{percent(self.slowdown_error)}); {searched}"
             )
         return f"{found} {self._in_force}"
 
@@ -160,4 +161,4 @@ class Report:
 
 def _change(share: float) -> str:
     """`12.9 % less`, `12.9 % more`."""
-    return f"{abs(share):.1%} {'more' if share > 0 else 'less'}"
+    return f"{percent(abs(share))} {'more' if share > 0 else 'less'}"

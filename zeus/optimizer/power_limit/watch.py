@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from zeus.optimizer.power_limit.estimates import STEP_NOISE, LimitEstimate
+from zeus_common.text import percent
 
 FIRST_STEPS = 40
 """Steps from the choice to the first check, ..."""
@@ -46,12 +47,12 @@ class Watch:
         time = math.log(seconds / WINDOW_STEPS / self.chosen.time_s)
         bound = max(math.log(1 + CHANGED), 4 * math.sqrt(self.chosen.time_error**2 + noise))
         off = abs(time) > bound
-        what = f"a step takes {math.exp(time) - 1:+.0%} against what was measured"
+        what = f"a step takes {percent(math.exp(time) - 1, '+.0')} against what was measured"
         if self._power and not off:
             expected_w = self.chosen.energy_j / self.chosen.time_s
             power = math.log(energy_j / seconds / expected_w)
             off = abs(power) > math.log(1 + CHANGED)
-            what = f"power is {math.exp(power) - 1:+.0%} against what was measured"
+            what = f"power is {percent(math.exp(power) - 1, '+.0')} against what was measured"
         if off:
             self.next = step
         twice, self._off = off and self._off, off
