@@ -161,11 +161,17 @@ def test_a_process_from_which_all_gpus_are_hidden_measures_none_with_one_warning
         ZeusMonitor(gpu_indices=[0])
 
 
-def test_a_gpu_that_is_lost_at_start_is_named_as_lost(use: Use) -> None:
+def test_a_gpu_that_is_lost_at_start_is_named_as_lost(
+    use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(A100, A100, lost=True)
     with pytest.warns(UserWarning, match=r"GPU 1 cannot be used.* fallen off the bus"):
         assert ZeusMonitor().gpu_indices == [0]
-    with pytest.raises(ValueError, match=r"There is no GPU 1.* fallen off the bus"):
+    lost = r"There is no GPU 1: .*sees 1 GPU \(counted from 0\); .* fallen off the bus"
+    with pytest.raises(ValueError, match=lost):
+        ZeusMonitor(gpu_indices=[1])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ValueError, match=r"\(counted from 0\), as CUDA_VISIBLE_DEVICES is '0';"):
         ZeusMonitor(gpu_indices=[1])
 
 

@@ -103,9 +103,11 @@ def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
     for index in indices:
         if not 0 <= index < len(gpus):
             _ = gpus[0]
+            listed = os.environ.get("CUDA_VISIBLE_DEVICES")
             raise ValueError(
                 f"There is no GPU {index}: this process sees {len(gpus)} GPU"
-                f"{'s' * (len(gpus) != 1)} (counted from 0), given CUDA_VISIBLE_DEVICES"
+                f"{'s' * (len(gpus) != 1)} (counted from 0)"
+                f"{'' if listed is None else f', as CUDA_VISIBLE_DEVICES is {listed!r}'}"
                 f"{''.join(f'; {one}' for one in gpus.unusable)}"
             )
     if len(set(indices)) != len(indices):
