@@ -6,20 +6,14 @@ The layouts below are those of amdsmi_double.c; it refuses a state file of anoth
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import mmap
-import os
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests import needs
+from tests.stand_in import compiled, mapped
 
 SOURCE = Path(__file__).with_name("amdsmi_double.c")
 BY_EUID, ALWAYS, NEVER = 0, 1, 2
@@ -64,27 +58,6 @@ class _Node(ctypes.Structure):
         ("gpus", _Gpu * 16),
         ("faults", _Fault * 32),
     ]
-
-
-@cache
-def build(major: int, minor: int) -> Path:
-    """The compiled library of a version, in a folder that every user may read."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"zeusd-amdsmi-double-{os.getuid()}-{digest}"
-    folder.mkdir(exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to someone else; remove it, or set TMPDIR.")
-    folder.chmod(0o755)
-    library = folder / f"libamd_smi.so.{major}.{minor}"
-    if not library.exists():
-        needs.require("gcc")
-        aside = folder / f"new-{os.getpid()}"
-        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-        command += [f"-DMAJOR={major}", f"-DMINOR={minor}", f"-Wl,-soname,libamd_smi.so.{major}"]
-        subprocess.run([*command, "-o", str(aside), str(SOURCE)], check=True, capture_output=True)
-        aside.chmod(0o755)
-        aside.rename(library)
-    return library
 
 
 @dataclass(frozen=True)
@@ -146,16 +119,12 @@ class AmdSmiDouble:
     ) -> None:
         # A library maps its state once, so each double loads a copy of its own.
         self.library = str(directory / f"libamd_smi.so.{version[0]}")
-        shutil.copy(build(*version), self.library)
+        major, minor = version
+        macros = (f"-DMAJOR={major}", f"-DMINOR={minor}", f"-Wl,-soname,libamd_smi.so.{major}")
+        shutil.copy(compiled(SOURCE, f"libamd_smi.so.{major}.{minor}", *macros), self.library)
         self.state_path = directory / "amdsmi-state"
         self.record_path = directory / "amdsmi-record"
-        self.state_path.write_bytes(bytes(ctypes.sizeof(_Node)))
-        self.record_path.touch()
-        for path in (self.state_path, self.record_path):
-            path.chmod(0o666)
-        with self.state_path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.node = _Node.from_buffer(self._map)
+        self.node = mapped(self.state_path, self.record_path, _Node)
         self.node.count = len(gpus)
         self.node.privilege = privilege
         self.node.clock_ns = clock_ns

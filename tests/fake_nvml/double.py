@@ -8,21 +8,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import hashlib
-import mmap
 import os
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from tests import needs
+from tests.stand_in import compiled, mapped
 
 SOURCE = Path(__file__).with_name("nvml_double.c")
 BY_EUID, ALWAYS, NEVER = 0, 1, 2
@@ -114,26 +109,12 @@ class _Node(ctypes.Structure):
     ]
 
 
-@lru_cache(maxsize=1)
 def build() -> Path:
     """The compiled library, in a folder that every user may read."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"zeusd-nvml-double-{os.getuid()}-{digest}"
-    folder.mkdir(exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to someone else; remove it, or set TMPDIR.")
-    folder.chmod(0o755)  # whatever the umask: tests act as other users
-    library = folder / "libnvidia-ml.so.1"
-    if not library.exists():
-        needs.require("gcc")
-        aside = folder / f"new-{os.getpid()}"
-        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(aside), str(SOURCE)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        aside.chmod(0o755)
-        aside.rename(library)
+    name = "libnvidia-ml.so.1"
+    library = compiled(SOURCE, name, "-pthread", f"-Wl,-soname,{name}")
     with contextlib.suppress(FileExistsError):
-        (folder / "libnvidia-ml.so").symlink_to(library.name)  # some clients look for this name
+        (library.parent / "libnvidia-ml.so").symlink_to(name)  # some clients look for this name
     return library
 
 
@@ -187,13 +168,7 @@ class NvmlDouble:
         self.library = str(build())
         self.state_path = directory / "nvml-state"
         self.record_path = directory / "nvml-record"
-        self.state_path.write_bytes(bytes(ctypes.sizeof(_Node)))
-        self.record_path.touch()
-        for path in (self.state_path, self.record_path):
-            path.chmod(0o666)
-        with self.state_path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.node = _Node.from_buffer(self._map)
+        self.node = mapped(self.state_path, self.record_path, _Node)
         self.node.count = len(gpus)
         self.node.privilege = privilege
         self.node.latency_us = int(latency_ms * 1000)
