@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 
 from tests import seeds
-from tests.support import script, wait_for
-from zeus_common.simulation import SimulatedNode, SimulatedWork
+from tests.support import TIMEOUT_S, script, wait_for
+from tests.zeusd.devices.test_instructions import SHORT
+from zeus_common.simulation import SimulatedNode, SimulatedWork, _DeviceSocket
+from zeus_common.tables import TableError
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
 from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend
+from zeusd.devices.simulated.workloads import catalog
 
 FAST = "nsdi23/v100/cifar100/shufflenetv2/adadelta/1024"
 
 
+@contextlib.contextmanager
+def serving(spec: str, path: str) -> Iterator[tuple[SimulatedBackend, str]]:
+    nvml = SimulatedBackend(spec)
+    nvml.init()
+    server = DeviceServer(nvml, path)
+    server.start()
+    yield nvml, path
+    server.stop()
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[tuple[SimulatedBackend, str]]:
-    nvml = SimulatedBackend("2xv100:setter_ms=0")
-    nvml.init()
-    server = DeviceServer(nvml, str(tmp_path / "devices"))
-    server.start()
-    yield nvml, str(tmp_path / "devices")
-    server.stop()
+    with serving("2xv100:setter_ms=0", str(tmp_path / "devices")) as served:
+        yield served
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[tuple[SimulatedBackend, str]]:
+    with serving("a100:setter_ms=0", str(tmp_path / "devices")) as served:
+        yield served
 
 
 def test_work_draws_power_and_takes_the_time_of_the_table(
@@ -42,8 +63,6 @@ def test_work_draws_power_and_takes_the_time_of_the_table(
         work.launch(3)
         work.synchronize()
         elapsed_s = time.monotonic() - start
-    from zeusd.devices.simulated.workloads import catalog
-
     expected_s = 3 * catalog()[FAST].unit_s[-1]
     assert elapsed_s >= expected_s * 0.99
     wait_for(lambda: nvml.gpu_clock_mhz(0) == 135, "the GPU to fall idle")
@@ -65,8 +84,6 @@ def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
             work.synchronize(queued=1)
         work.synchronize()
         two_s = time.monotonic() - start
-    from zeusd.devices.simulated.workloads import catalog
-
     assert two_s >= 0.99 * catalog()[FAST].unit_s[-1]  # the queue was still to be processed
 
 
@@ -79,7 +96,6 @@ def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -
         path,
         nvml.uuid(0),
     )
-    assert worker.stdout is not None
     worker.stdout.readline()
     assert nvml.throttle_reasons(0) != 0x1
     os.kill(worker.pid, signal.SIGKILL)
@@ -127,3 +143,148 @@ def test_faults_and_truth_from_outside(node: tuple[SimulatedBackend, str]) -> No
     before_j = admin.true_energy_j(1)
     wait_for(lambda: admin.true_energy_j(1) > before_j, "energy to be drawn")
     admin.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"op": "truth", "gpu": 99},
+        {"op": "truth", "gpu": -1},
+        {"op": "truth", "gpu": math.inf},
+        {"op": "outside", "gpu": 99, "power_limit_mw": 200_000},
+        {"op": "outside", "gpu": 0, "power_limit_mw": -5},
+        {"op": "fault", "gpu": 0, "call": "sensors", "latency_s": math.nan},
+        {"op": "fault", "gpu": 0, "call": "nothing"},
+        {"op": "open", "gpus": 7, "workload": None},
+        {"op": ["truth"]},
+    ],
+    ids=str,
+)
+def test_a_senseless_message_is_refused_and_the_devices_continue(
+    node: tuple[SimulatedBackend, str], message: dict[str, Any]
+) -> None:
+    _, path = node
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hostile:
+        hostile.settimeout(TIMEOUT_S)
+        hostile.connect(path)
+        hostile.send(msgpack.packb(message))
+        assert "error" in msgpack.unpackb(hostile.recv(4096))
+    admin = SimulatedNode(path)
+    assert admin.true_energy_j(0) > 0
+    admin.close()
+
+
+def test_a_path_in_use_is_not_taken_and_a_dead_one_is(node: tuple[SimulatedBackend, str]) -> None:
+    nvml, path = node
+    with pytest.raises(ValueError, match="is in use"):
+        DeviceServer(nvml, path).start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(f"{path}.dead")
+    with serving("v100", f"{path}.dead"):
+        pass
+    assert not os.path.exists(f"{path}.dead")
+
+
+_OUT_OF_DESCRIPTORS = """
+import os, resource, socket, sys, time
+from zeusd.devices.simulated import DeviceServer, SimulatedBackend
+DeviceServer(SimulatedBackend("v100"), sys.argv[1]).start()
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+taken = max(int(name) for name in os.listdir("/proc/self/fd"))
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, hard))
+filling = []
+try:
+    while True:
+        filling.append(os.dup(0))
+except OSError:
+    pass
+client.connect(sys.argv[1])
+time.sleep(0.2)  # the server meets the connection without a descriptor to take it
+for fd in filling:
+    os.close(fd)
+client.settimeout(20)
+client.send(bytes([0x81, 0xA2]) + b"op" + bytes([0xA1]) + b"x")
+print(len(client.recv(4096)) > 0, flush=True)
+os._exit(0)  # without finalising an interpreter that other threads still use
+"""
+
+
+def test_a_client_that_came_without_a_descriptor_to_spare_is_served_later(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _OUT_OF_DESCRIPTORS, str(tmp_path / "devices")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.stdout.strip() == "True"
+
+
+def test_instructions_run_through_the_device_socket(
+    pipeline: tuple[SimulatedBackend, str], tmp_path: Path
+) -> None:
+    nvml, path = pipeline
+    profile = tmp_path / "own.csv"
+    profile.write_text(SHORT)
+    with SimulatedWork(path, [nvml.uuid(0)], f"profile:{profile}#stage=2") as work:
+        with pytest.raises(RequestRejected, match="launch one of forward, backward"):
+            work.launch(1)
+        before_j = nvml.true_energy_j(0)
+        for _ in range(4):
+            work.launch(1, "forward")
+            work.launch(instruction="backward")
+        work.synchronize()
+        assert nvml.true_energy_j(0) - before_j >= 4 * 9.5 * 0.99
+        wait_for(lambda: nvml.throttle_reasons(0) == 0, "the GPU to wait")
+    wait_for(lambda: nvml.throttle_reasons(0) == 1, "the GPU to fall idle")
+    with SimulatedWork(path, [nvml.uuid(0)], "perseus/a100/gpt3-175b/stage3") as work:
+        work.run(1, instruction="forward")
+    with pytest.raises(TableError, match="cannot be read: No such file"):
+        SimulatedWork(path, [nvml.uuid(0)], f"profile:{profile}.none#stage=2")
+
+
+def test_a_large_profile_fits_into_one_message(
+    pipeline: tuple[SimulatedBackend, str], tmp_path: Path
+) -> None:
+    nvml, path = pipeline
+    profile = tmp_path / "large.csv"
+    chance = random.Random(1)
+    lines = ["stage,instruction,frequency,time,energy"]
+    for name in ("forward", "backward"):
+        lines += [
+            f"0,{name},{mhz},{chance.uniform(0.01, 0.1)},{chance.uniform(1, 9)}"
+            for mhz in range(210, 1740, 15)
+        ]
+    profile.write_text("\n".join(lines))
+    with SimulatedWork(path, [nvml.uuid(0)], f"profile:{profile}#stage=0") as work:
+        work.run(1, "backward")
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        3,
+        "forward",
+        [],
+        {},
+        {"forward": []},
+        {"forward": [1, 2]},
+        {"forward": [1, 0.0, 1.0]},
+        {"forward": ["a", "b", "c"]},
+        {"forward": 3},
+        {"forward": [1410, float("nan"), 1.0]},
+    ],
+)
+def test_garbage_instructions_are_refused(
+    pipeline: tuple[SimulatedBackend, str], instructions: object
+) -> None:
+    nvml, path = pipeline
+    devices = _DeviceSocket(path)
+    ask = {"gpus": [nvml.uuid(0)], "workload": "profile:x#stage=0"}
+    with pytest.raises(RequestRejected):
+        devices.ask("open", **ask, instructions=instructions)
+    with pytest.raises(RequestRejected, match="the client reads a profile"):
+        devices.ask("open", **ask)
+    devices.ask("open", **ask | {"workload": "model/compute"})
+    devices.close()

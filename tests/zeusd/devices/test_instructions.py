@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from tests.support import wait_for
-from zeus_common.simulation import SimulatedWork
-from zeus_common.tables import TableError, records
-from zeus_ipc.errors import RequestRejected
-from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock
+from tests.zeusd.devices.opening import simulated
+from zeus_common.tables import records
 from zeusd.devices.simulated.models import DEVICES
 
 DATA = files("zeusd.devices.simulated") / "data" / "perseus"
@@ -21,13 +16,6 @@ SHORT = (
     "stage,instruction,frequency,time,energy\n"
     "2,forward,1410,0.01,3\n2,forward,1200,0.011,2.5\n2,backward,1410,0.02,6.5\n"
 )
-
-
-def node(spec: str = "a100:setter_ms=0") -> tuple[SimulatedBackend, VirtualClock]:
-    clock = VirtualClock()
-    nvml = SimulatedBackend(spec, clock_ns=clock, sleep=clock.sleep)
-    nvml.init()
-    return nvml, clock
 
 
 def rows(gpu: str) -> list[tuple[int, str, int, float, float]]:
@@ -46,7 +34,7 @@ def rows(gpu: str) -> list[tuple[int, str, int, float, float]]:
 @pytest.mark.parametrize(("gpu", "stages"), [("a100", (0, 3, 7)), ("a40", (1, 6))])
 def test_each_row_of_the_measured_tables_is_replayed(gpu: str, stages: tuple[int, ...]) -> None:
     for stage in stages:
-        nvml, clock = node(f"{gpu}:setter_ms=0")
+        nvml, clock = simulated(f"{gpu}:setter_ms=0")
         work = nvml.open_work([0], f"perseus/{gpu}/gpt3-175b/stage{stage}")
         measured = [row for row in rows(gpu) if row[0] == stage]
         assert len(measured) >= 70
@@ -68,7 +56,7 @@ def test_the_tables_clocks_are_the_devices(gpu: str) -> None:
 
 
 def test_a_waiting_gpu_draws_the_blocking_power_and_closed_work_none() -> None:
-    nvml, clock = node()
+    nvml, clock = simulated("a100:setter_ms=0")
     idle_w = DEVICES["a100-sxm-80"].idle_w[0]
     work = nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
 
@@ -89,7 +77,7 @@ def test_a_waiting_gpu_draws_the_blocking_power_and_closed_work_none() -> None:
 
 
 def test_queued_instructions_run_one_after_another_each_at_its_own_pace() -> None:
-    nvml, clock = node()
+    nvml, clock = simulated("a100:setter_ms=0")
     work = nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
     table = {
         (instruction, mhz): (seconds, joules)
@@ -103,7 +91,6 @@ def test_queued_instructions_run_one_after_another_each_at_its_own_pace() -> Non
     forward, backward = table["forward", 1410], table["backward", 1410]
     done, ends_ns = work.progress()
     assert done == 0
-    assert ends_ns is not None
     assert (ends_ns - begin_ns) / 1e9 == pytest.approx(3 * forward[0] + 6 * backward[0], rel=1e-6)
     work.wait()
     assert work.progress()[0] == 9
@@ -114,7 +101,7 @@ def test_queued_instructions_run_one_after_another_each_at_its_own_pace() -> Non
 
 def test_a_change_in_the_middle_takes_effect_in_the_middle() -> None:
     """Half an instruction at one clock and half at another takes the mean of both."""
-    nvml, clock = node()
+    nvml, clock = simulated("a100:setter_ms=0")
     work = nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
     table = {row[2]: row[3] for row in rows("a100") if row[:2] == (0, "backward")}
     begin_ns = clock()
@@ -130,7 +117,7 @@ def test_a_clock_on_its_way_continues_in_the_next_instruction() -> None:
     """Many short instructions after a change take as long as one long instruction."""
     lengths = []
     for parts in (1, 40):
-        nvml, clock = node()
+        nvml, clock = simulated("a100:setter_ms=0")
         work = nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
         work.launch(1, "forward")
         clock.sleep(0.02)
@@ -142,13 +129,13 @@ def test_a_clock_on_its_way_continues_in_the_next_instruction() -> None:
         work.launch(0.5, "backward")
         work.wait()
         lengths.append((clock() - begin_ns) / 1e9)
-    nvml, clock = node()
+    nvml, clock = simulated("a100:setter_ms=0")
     assert lengths[0] == pytest.approx(0.5 * 0.1 + 0.12, abs=0.1)
     assert lengths[1] < lengths[0] + 0.05
 
 
 def test_between_the_rows_clocks_are_interpolated_and_below_them_all_takes_longer() -> None:
-    nvml, clock = node()
+    nvml, clock = simulated("a100:setter_ms=0")
     work = nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
 
     def run(mhz: int) -> tuple[float, float]:
@@ -170,7 +157,7 @@ def test_between_the_rows_clocks_are_interpolated_and_below_them_all_takes_longe
 
 
 def test_a_low_power_limit_slows_instructions_and_caps_their_power() -> None:
-    nvml, clock = node()
+    nvml, clock = simulated("a100:setter_ms=0")
     work = nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
     work.run(5, "forward")
     begin_ns = clock()
@@ -189,7 +176,7 @@ def test_a_low_power_limit_slows_instructions_and_caps_their_power() -> None:
 
 
 def test_instructions_that_cannot_run_are_refused(tmp_path: Path) -> None:
-    nvml, _ = node("a100:setter_ms=0,v100")
+    nvml, _ = simulated("a100:setter_ms=0,v100")
     for name in ("stage8", "stage-1", "stagex", "stage", ""):
         with pytest.raises(ValueError, match="there are perseus/a100"):
             nvml.open_work([0], f"perseus/a100/gpt3-175b/{name}")
@@ -210,7 +197,7 @@ def test_instructions_that_cannot_run_are_refused(tmp_path: Path) -> None:
 def test_a_custom_profile_runs_in_process(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text(SHORT)
-    nvml, clock = node()
+    nvml, clock = simulated("a100:setter_ms=0")
     work = nvml.open_work([0], f"profile:{path}#stage=2&blocking_w=90")
     begin_ns = clock()
     work.run(3, "forward")
@@ -239,88 +226,6 @@ def test_an_invalid_profile_is_reported(
 ) -> None:
     path = tmp_path / "own.csv"
     path.write_text(text)
-    nvml, _ = node()
+    nvml, _ = simulated("a100:setter_ms=0")
     with pytest.raises(ValueError, match=said):
         nvml.open_work([0], f"profile:{path}#{fragment}")
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[SimulatedBackend, str]]:
-    nvml = SimulatedBackend("a100:setter_ms=0")
-    nvml.init()
-    server = DeviceServer(nvml, str(tmp_path / "devices"))
-    server.start()
-    yield nvml, str(tmp_path / "devices")
-    server.stop()
-
-
-def test_instructions_run_through_the_device_socket(
-    served: tuple[SimulatedBackend, str], tmp_path: Path
-) -> None:
-    nvml, path = served
-    profile = tmp_path / "own.csv"
-    profile.write_text(SHORT)
-    with SimulatedWork(path, [nvml.uuid(0)], f"profile:{profile}#stage=2") as work:
-        with pytest.raises(RequestRejected, match="launch one of forward, backward"):
-            work.launch(1)
-        before_j = nvml.true_energy_j(0)
-        for _ in range(4):
-            work.launch(1, "forward")
-            work.launch(instruction="backward")
-        work.synchronize()
-        assert nvml.true_energy_j(0) - before_j >= 4 * 9.5 * 0.99
-        wait_for(lambda: nvml.throttle_reasons(0) == 0, "the GPU to wait")
-    wait_for(lambda: nvml.throttle_reasons(0) == 1, "the GPU to fall idle")
-    with SimulatedWork(path, [nvml.uuid(0)], "perseus/a100/gpt3-175b/stage3") as work:
-        work.run(1, instruction="forward")
-    with pytest.raises(TableError, match="cannot be read: No such file"):
-        SimulatedWork(path, [nvml.uuid(0)], f"profile:{profile}.none#stage=2")
-
-
-def test_a_large_profile_fits_into_one_message(
-    served: tuple[SimulatedBackend, str], tmp_path: Path
-) -> None:
-    nvml, path = served
-    profile = tmp_path / "large.csv"
-    chance = random.Random(1)
-    lines = ["stage,instruction,frequency,time,energy"]
-    for name in ("forward", "backward"):
-        lines += [
-            f"0,{name},{mhz},{chance.uniform(0.01, 0.1)},{chance.uniform(1, 9)}"
-            for mhz in range(210, 1740, 15)
-        ]
-    profile.write_text("\n".join(lines))
-    with SimulatedWork(path, [nvml.uuid(0)], f"profile:{profile}#stage=0") as work:
-        work.run(1, "backward")
-
-
-@pytest.mark.parametrize(
-    "instructions",
-    [
-        3,
-        "forward",
-        [],
-        {},
-        {"forward": []},
-        {"forward": [1, 2]},
-        {"forward": [1, 0.0, 1.0]},
-        {"forward": ["a", "b", "c"]},
-        {"forward": 3},
-        {"forward": [1410, float("nan"), 1.0]},
-    ],
-)
-def test_garbage_instructions_are_refused(
-    served: tuple[SimulatedBackend, str], instructions: object
-) -> None:
-    from zeus_common.simulation import _DeviceSocket
-
-    nvml, path = served
-    devices = _DeviceSocket(path)
-    with pytest.raises(RequestRejected):
-        devices.ask(
-            "open", gpus=[nvml.uuid(0)], workload="profile:x#stage=0", instructions=instructions
-        )
-    with pytest.raises(RequestRejected, match="the client reads a profile"):
-        devices.ask("open", gpus=[nvml.uuid(0)], workload="profile:x#stage=0")
-    devices.ask("open", gpus=[nvml.uuid(0)], workload="model/compute")
-    devices.close()

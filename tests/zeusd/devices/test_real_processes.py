@@ -41,6 +41,7 @@ def test_a_driver_that_cannot_list_what_draws_names_what_computes(open_nvml: Ope
 def test_processes_of_a_split_gpu_name_their_instance(open_nvml: Opener) -> None:
     nvml, _ = open_nvml({"architecture": 9, "mig": 1, "instance": 7, "compute_pid": 4242})
     gpu = nvml.device_handle(0)
+    assert nvml.mig_enabled(gpu)
     assert nvml.processes(gpu) == [GpuProcess(4242, MIB, True, 7, 0)]
     assert code_of(nvml.utilization_percent, gpu) == Return.NOT_SUPPORTED
 

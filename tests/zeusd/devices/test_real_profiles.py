@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from tests.fake_nvml.double import ALWAYS, NEVER, mask_of
-from tests.zeusd.devices.opening import Opener, code_of
+from tests.zeusd.devices.opening import Opener, code_of, news
 from zeus_common.checks import Check
 from zeus_ipc.controls import PROFILES, Control
 from zeusctl.machine_checks import profiles_check
@@ -86,9 +86,7 @@ def test_gpus_without_profiles_are_not_asked_again_and_again(
     for _ in range(4):
         inspector.look()
     assert inspector.settled
-    facts, _ = Inspector(nvml, 0).look() or (None, None)
-    assert facts is not None
-    assert "power_profile" not in facts.info.controls
+    assert "power_profile" not in news(Inspector(nvml, 0)).info.controls
     error = code_of(nvml.read_control, nvml.device_handle(0), Control.POWER_PROFILE)
     assert error == Return.NOT_SUPPORTED
 

@@ -91,8 +91,6 @@ def test_the_driver_counts_the_time_limited(
     assert others == ([12, 24, 17, 19] if slowdown else [5, 13, 17, 19])
     double.set_load(0, 100_000)
     limited_ns = nvml.sensors(gpu).limited_ns[0]
-    assert limited_ns is not None
-    assert power_ns is not None
     assert 0 <= limited_ns - power_ns <= time.monotonic_ns() - before_ns
     assert nvml.sensors(gpu).limited_ns[0] == limited_ns
     assert nvml.sensors(gpu, averages=False).limited_ns == ()
@@ -107,61 +105,45 @@ def test_a_limit_of_the_bmc_is_in_force_although_nobody_requested_it(open_nvml: 
     assert (state.power_limit_mw, state.enforced_power_limit_mw) == (250_000, 180_000)
 
 
-def test_a_driver_without_counters_is_soon_no_longer_asked_for_them(open_nvml: Opener) -> None:
-    nvml, double = open_nvml()
-    gpu = nvml.device_handle(0)
-    for _ in range(4):
-        assert nvml.sensors(gpu).limited_ns == ()
-    assert asked(nvml, double) == [(83, 0), (186, 0)]
-
-
-def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(open_nvml: Opener) -> None:
-    nvml, double = open_nvml({"has_energy": 0})
-    gpu = nvml.device_handle(0)
+@pytest.mark.parametrize(
+    ("gpu", "faults", "energy", "average", "fields"),
+    [
+        ({}, {}, True, False, [(83, 0), (186, 0)]),
+        ({"has_energy": 0}, {}, False, False, [(186, 0)]),
+        (
+            {"has_average": 1, "memory_power_mw": 41_000},
+            {},
+            *(True, True),
+            [(83, 0), (185, 0), (185, 2), (186, 0)],
+        ),
+        # a driver older than the field
+        ({"has_energy": 0}, dict.fromkeys((185, 186), Return.INVALID_ARGUMENT), False, False, []),
+        ({}, {186: Return.NOT_SUPPORTED}, True, False, [(83, 0)]),
+    ],
+    ids=["no counter of limits", "no energy", "no module", "no field", "energy alone"],
+)
+def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(
+    open_nvml: Opener,
+    gpu: dict[str, int],
+    faults: dict[int, int],
+    energy: bool,
+    average: bool,
+    fields: list[tuple[int, int]],
+) -> None:
+    nvml, double = open_nvml(gpu)
+    handle = nvml.device_handle(0)
+    for (field, code), scope in itertools.product(faults.items(), (0, 1)):
+        double.inject(0, f"field.{field}.{scope}", code)
     for _ in range(10):
-        sensors = nvml.sensors(gpu)
-        assert sensors.energy_mj is None
-        assert sensors.power_average_mw is None
-        assert sensors.memory_power_average_mw is None  # NVML: success, with zero
-        assert sensors.power_instant_mw is not None
-    assert asked(nvml, double) == [(186, 0)]
-
-
-def test_a_gpu_without_a_module_is_soon_no_longer_asked_for_it(open_nvml: Opener) -> None:
-    nvml, double = open_nvml({"has_average": 1, "memory_power_mw": 41_000})
-    gpu = nvml.device_handle(0)
-    for _ in range(4):
-        assert nvml.sensors(gpu).module_power_mw is None
-    assert nvml.module(gpu) is None
-    assert asked(nvml, double) == [(83, 0), (185, 0), (185, 2), (186, 0)]
-
-
-def test_a_memory_power_that_is_measured_is_reported(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml({"memory_power_mw": 41_000})
-    assert nvml.sensors(nvml.device_handle(0)).memory_power_average_mw == 41_000
-
-
-def test_a_gpu_that_serves_no_field_is_asked_call_by_call(open_nvml: Opener) -> None:
-    nvml, double = open_nvml({"has_energy": 0})
-    gpu = nvml.device_handle(0)
-    for symbol in ("field.186.0", "field.186.1", "field.185.0", "field.185.1"):
-        double.inject(0, symbol, Return.INVALID_ARGUMENT)  # a driver older than the field
-    for _ in range(5):
-        sensors = nvml.sensors(gpu)
-        assert sensors.energy_mj is None
+        sensors = nvml.sensors(handle)
+        assert (sensors.energy_mj is not None) == energy
+        assert (sensors.power_average_mw is not None) == average
+        # NVML: success, with zero
+        assert sensors.memory_power_average_mw == gpu.get("memory_power_mw")
         assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
-    assert asked(nvml, double) == []
-
-
-def test_power_is_read_by_a_call_if_only_energy_is_a_field(open_nvml: Opener) -> None:
-    nvml, double = open_nvml()
-    gpu = nvml.device_handle(0)
-    for symbol in ("field.186.0", "field.186.1"):
-        double.inject(0, symbol, Return.NOT_SUPPORTED)
-    for _ in range(5):
-        sensors = nvml.sensors(gpu)
-        assert sensors.energy_mj is not None
-        assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
+        assert (sensors.module_power_mw, sensors.limited_ns) == (None, ())
+    assert nvml.module(handle) is None
+    assert asked(nvml, double) == fields
 
 
 @pytest.mark.parametrize("fields", [True, False])
