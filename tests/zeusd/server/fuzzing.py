@@ -75,7 +75,10 @@ def outcome(role: Role, data: bytes, cuts: list[int]) -> tuple[list[Event], str,
             assert buffered(engine) < READ_BYTES, "more is kept than one incomplete frame"
     except ProtocolError as error:
         refusal = str(error)
-    return events, refusal, engine.data_to_send()
+    answer = engine.data_to_send()
+    assert len(events) <= len(data) // 2
+    assert len(answer) <= 128 + 20 * len(data), "an answer to little is short"
+    return events, refusal, answer
 
 
 def fuzz(seed: int, inputs: int) -> int:

@@ -36,16 +36,6 @@ def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     assert not os.path.exists(path)
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(path)
-    dead.close()
-    listener = Listener(path, 0o600, None)
-    assert connects(path)
-    listener.close()
-
-
 @pytest.mark.parametrize("stale", [False, True])
 def test_the_path_appears_complete_and_when_clients_can_connect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: bool

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests import seeds
-from tests.zeusd.server.fuzzing import buffered, fuzz
+from tests.zeusd.server.fuzzing import fuzz
 from tests.zmtp_peer import (
     GREETING,
     GREETING_30,
@@ -34,11 +30,8 @@ from zeusd.server.zmtp import (
     Role,
     Subscribe,
     ZmtpEngine,
-    ZmtpState,
     publication,
 )
-
-FUZZ = settings(max_examples=100, deadline=None, print_blob=True)
 
 
 def events(engine: ZmtpEngine, data: bytes) -> list[Event]:
@@ -181,70 +174,6 @@ def test_a_publisher_takes_no_messages_and_no_long_topics() -> None:
     for data in (frame(b"\x02x"), frame(b""), command(b"SUBSCRIBE", b"x" * (MAX_TOPIC_BYTES + 1))):
         with pytest.raises(ProtocolError):
             events(traffic(Role.PUB, b"SUB"), data)
-
-
-bodies = st.binary(max_size=600)
-dealer_frames = st.lists(
-    bodies.map(lambda body: (frame(body), [RequestFrame(body)]))
-    | st.binary(min_size=2, max_size=40).map(lambda ping: (command(b"PING", ping), [Ignored()]))
-    | bodies.map(lambda body: (command(b"NEW", body), [Ignored()])),
-    max_size=12,
-)
-
-
-@given(dealer_frames, st.data())
-@FUZZ
-def test_events_do_not_depend_on_how_the_bytes_are_cut(
-    frames: list[tuple[bytes, list[Event]]], data: st.DataObject
-) -> None:
-    sent = hello() + b"".join(raw for raw, _ in frames)
-    expected = [HandshakeDone(b"DEALER"), *(event for _, made in frames for event in made)]
-    engine, found, position = ZmtpEngine(Role.ROUTER), [], 0
-    while position < len(sent):
-        size = data.draw(st.integers(1, len(sent) - position))
-        found += events(engine, sent[position : position + size])
-        position += size
-        assert buffered(engine) < READ_BYTES
-    assert found == expected
-    assert engine.state is ZmtpState.TRAFFIC
-
-
-mutations = st.lists(
-    st.tuples(st.integers(0, 400), st.sampled_from(("flip", "drop", "add")), st.integers(1, 255)),
-    max_size=4,
-)
-
-
-@given(
-    st.sampled_from([(Role.ROUTER, b"DEALER"), (Role.ROUTER, b"REQ"), (Role.PUB, b"SUB")]),
-    mutations,
-    st.binary(max_size=300),
-    st.integers(1, 64),
-)
-@FUZZ
-def test_no_bytes_do_anything_but_events_and_refusals(
-    peer: tuple[Role, bytes], changes: list[tuple[int, str, int]], tail: bytes, step: int
-) -> None:
-    """Damaged conversations, and noise after them: bounded memory, known events, one exception."""
-    role, kind = peer
-    data = bytearray(hello(kind) + frame(b"", 1) + frame(b"ask") + command(b"SUBSCRIBE", b"GPU-1"))
-    for position, change, value in changes:
-        if position < len(data):
-            if change == "flip":
-                data[position] ^= value
-            elif change == "drop":
-                del data[position]
-            else:
-                data.insert(position, value)
-    data += tail
-    engine = ZmtpEngine(role)
-    made = 0
-    with contextlib.suppress(ProtocolError):
-        for start in range(0, len(data), step):
-            made += len(events(engine, bytes(data[start : start + step])))
-            assert buffered(engine) <= READ_BYTES + step
-    assert made <= len(data) // 2
-    assert len(engine.data_to_send()) <= 64 + 64 + 20 * len(data)
 
 
 def test_damaged_conversations_mean_the_same_however_they_are_cut() -> None:
