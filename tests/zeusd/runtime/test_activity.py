@@ -31,7 +31,6 @@ class Node:
 
 
 def weights(found: Activity | None) -> dict[int, int]:
-    assert found is not None
     return {one.pid: one.weight for one in found.uses}
 
 
@@ -52,14 +51,12 @@ def test_each_process_counts_from_the_last_sample_to_its_own(
     later(node, monkeypatch, PERIOD_NS)
     first = node.read()
     assert weights(first) == {11: 60_000, 12: 20_000}
-    assert first is not None
     assert before_ns <= first.begin_ns <= begun_ns
     assert first.measured
     (end_ns,) = {one.end_ns for one in first.uses}
     assert node.now_ns() - end_ns >= 0
     later(node, monkeypatch, PERIOD_NS)
     second = node.read()
-    assert second is not None
     assert second.begin_ns == end_ns  # nothing twice, nothing left out
 
 
@@ -79,7 +76,6 @@ def test_a_sample_that_is_older_than_a_period_says_that_its_process_was_idle_sin
 
     monkeypatch.setattr(node.backend, "process_utilization", aged)
     found = node.read()
-    assert found is not None
     newest, old = found.uses
     assert newest.end_ns - old.end_ns >= 3 * PERIOD_NS - SAMPLE_US * 1000
 
@@ -95,7 +91,6 @@ def test_one_process_alone_is_not_measured_and_its_time_not_another_ones_later(
     node.backend.share(0, [Tenant(11, 60), Tenant(12, 20)])
     later(node, monkeypatch, PERIOD_NS)
     found = node.read()
-    assert found is not None
     assert found.begin_ns >= before_ns
 
 
@@ -114,7 +109,6 @@ def test_instances_count_by_use_and_size() -> None:
     node.backend.share(0, [Tenant(11, 90, 1), Tenant(12, 20, 2), Tenant(13, 10, 2)])
     found = node.read()
     assert weights(found) == {11: 90_000, 12: 45_000, 13: 45_000}
-    assert found is not None
     assert found.measured
 
 
@@ -133,7 +127,6 @@ def test_instances_before_hopper_count_by_size() -> None:
     node = Node("1xa100-sxm-80:mig=1g+2g")
     node.backend.share(0, [Tenant(11, 90, 1), Tenant(12, 0, 2)])
     found = node.read()
-    assert found is not None
     assert not found.measured
     assert weights(found) == {11: 100_000, 12: 200_000}
 
@@ -147,6 +140,5 @@ def test_an_instance_that_is_new_makes_the_interval_unmeasured(
     fresh: list[MigInstance] = [old, new._replace(sm_percent=None)]
     monkeypatch.setattr(node.backend, "mig_instances", lambda gpu, measure: fresh)
     found = node.read()
-    assert found is not None
     assert not found.measured
     assert weights(found) == {11: 100_000, 12: 200_000}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.support import NOBODY, TIMEOUT_S, public_directory
+from tests.support import NOBODY, TIMEOUT_S, ending, public_directory
 from zeusd.runtime.control_groups import (
     MOUNTS,
     ControlGroup,
@@ -224,28 +224,25 @@ def test_a_hierarchy_that_is_mounted_later_is_found() -> None:
     assert done.stdout.splitlines() == ["[False, False, False] 1", "[True, True, True] 2"], done
 
 
-# As nobody: makes groups below its own one, moves there, and connects.
+# As nobody: makes groups below its own one, moves to each, and connects from there.
 FORGE = """
 import os, socket, sys
-socket_path, own, name, made = sys.argv[1:]
-group = os.path.join(own, name)
-if made == "by itself":
-    os.makedirs(group)
-    open(os.path.join(group, "cgroup.procs"), "w").write("0")
-client = socket.socket(socket.AF_UNIX)
-client.connect(socket_path)
-client.recv(1)
+socket_path, own, *names = sys.argv[1:]
+for name in names or [""]:
+    if name:
+        group = os.path.join(own, name)
+        os.makedirs(group)
+        open(os.path.join(group, "cgroup.procs"), "w").write("0")
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(socket_path)
+    client.recv(1)
 """
 
 
-@contextlib.contextmanager
-def job_of_a_client(own: Path, name: str, made: str) -> Iterator[str]:
-    """The job of a client that is in the group `name` below `own`, which is nobody's own."""
-
-    def enter() -> None:
-        where = own if made == "by itself" else own / name
-        (where / "cgroup.procs").write_text("0")
-
+def jobs_of_a_client(own: Path, *names: str) -> list[str]:
+    """The jobs of a client that root has put into the group `own`, and that then moves to groups
+    below it, which it makes itself."""
+    found = []
     with public_directory() as directory, socket.socket(socket.AF_UNIX) as listening:
         path = str(directory / "s")
         listening.bind(path)
@@ -255,64 +252,41 @@ def job_of_a_client(own: Path, name: str, made: str) -> Iterator[str]:
         client = subprocess.Popen(
             [
                 *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-                *(sys.executable, "-c", FORGE, path, str(own), name, made),
+                *(sys.executable, "-I", "-S", "-c", FORGE, path, str(own), *names),
             ],
-            preexec_fn=enter,
+            preexec_fn=lambda: (own / "cgroup.procs").write_text("0"),
         )
-        try:
-            connection, _ = listening.accept()
-            with connection:
-                peer, pidfd = identify_peer(1, connection)
-                os.close(pidfd)
-                assert peer.uid == NOBODY
-                assert name.encode() in Path(f"/proc/{client.pid}/cgroup").read_bytes()
-                yield peer.job
-        finally:
-            client.kill()
-            client.wait()
+        with ending(client):
+            for name in names or [own.name]:
+                connection, _ = listening.accept()
+                with connection:
+                    peer, pidfd = identify_peer(1, connection)
+                    os.close(pidfd)
+                    assert peer.uid == NOBODY
+                    assert name.encode() in Path(f"/proc/{client.pid}/cgroup").read_bytes()
+                    found.append(peer.job)
+    return found
 
 
 @needs_root
 @pytest.mark.needs("util-linux")
-@pytest.mark.parametrize("name", [FORGERIES[0], *FORGERIES[3:7]])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_process_in_a_group_that_it_made_is_in_no_job(version: int, name: str) -> None:
+def test_a_process_is_in_the_job_whose_group_root_made_and_in_none_that_it_made(
+    version: int,
+) -> None:
+    """The kernel takes anything in a name but a slash and a newline."""
     with kernel_group(version) as group:
+        (group / STEP).mkdir(parents=True)
         own = group / f"user.slice/user-{NOBODY}.slice/user@{NOBODY}.service"
         own.mkdir(parents=True)
         for part in (own, own / "cgroup.procs"):  # as systemd gives a user the own part of the tree
             os.chown(part, NOBODY, NOBODY)
-        with job_of_a_client(own, name, "by itself") as job:
-            assert job == ""
-
-
-@needs_root
-@pytest.mark.needs("util-linux")
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_same_process_in_a_group_that_root_made_is_in_its_job(version: int) -> None:
-    with kernel_group(version) as group:
-        (group / STEP).mkdir(parents=True)
-        with job_of_a_client(group, STEP, "by root") as job:
-            assert job == "7"
-
-
-@needs_root
-@pytest.mark.needs("util-linux")
-@pytest.mark.parametrize("separator", ["\r", "\v", "\x1c", "\x85", "\u2028"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_no_name_of_a_group_is_another_line(version: int, separator: str) -> None:
-    """The kernel takes anything in a name but a slash and a newline."""
-    with kernel_group(version) as group:
-        (group / STEP).mkdir(parents=True)  # another user's job
-        own = group / f"user.slice/user-{NOBODY}.slice/user@{NOBODY}.service"
-        own.mkdir(parents=True)
-        for part in (own, own / "cgroup.procs"):
-            os.chown(part, NOBODY, NOBODY)
-        hierarchy = "0:" if version == 2 else "9:freezer"
-        with job_of_a_client(
-            own, f"x{separator}{hierarchy}:/{group.name}/{STEP}", "by itself"
-        ) as job:
-            assert job == ""
+        line = f"{'0:' if version == 2 else '9:freezer'}:/{group.name}/{STEP}"
+        names = [FORGERIES[0], *FORGERIES[3:7]]
+        names += [f"x{separator}{line}" for separator in ("\r", "\v", "\x1c", "\x85", "\u2028")]
+        found = jobs_of_a_client(own, *names)
+        assert dict(zip(names, found, strict=True)) == dict.fromkeys(names, "")
+        assert jobs_of_a_client(group / STEP) == ["7"]
 
 
 def test_no_mount_point_is_another_line(tree: Tree) -> None:

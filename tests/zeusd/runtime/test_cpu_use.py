@@ -12,7 +12,6 @@ import pytest
 from tests.support import ending
 from tests.zeusd.ledger.world import START_NS, Gpu, ReadAccounts, World
 from zeus_common.units import SECOND_NS
-from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, GetUsage
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
@@ -115,8 +114,6 @@ def test_the_kernel_counts_a_jobs_time() -> None:
                 stdout=subprocess.PIPE,
             )
         ) as job:
-            assert job.stdin is not None
-            assert job.stdout is not None
             (folders[-1] / "cgroup.procs").write_text(str(job.pid))
             job.stdin.write(b"\n")
             job.stdin.flush()
@@ -204,7 +201,6 @@ def test_packages_are_charged_by_cpu_time_in_their_own_ledger(
     found = {}
     for name, whose in (("cpu", accounts), ("gpu", gpus)):
         answer = whose.usage(GetUsage(id=1, edges=ALL, by="account"), None)
-        assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == answer.metered_uj[0]
         found[name] = {(one.kind, one.name, one.run): one for one in answer.sums}
     job, system = found["cpu"]["job", "7", "2"], found["cpu"]["service", "system", ""]

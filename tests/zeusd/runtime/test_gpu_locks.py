@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import subprocess
-import sys
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.support import ending, public_directory, running_daemon, wait_for
+from tests.support import ended, forked, public_directory, running_daemon, wait_for
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import LeaseHeld
 from zeusd import embed
@@ -19,22 +20,33 @@ from zeusd.devices.vendors import Options
 from zeusd.nodes import real_node
 from zeusd.runtime.gpu_locks import GpuLocks
 
-OTHER = """
-import sys
-from zeusd.runtime.gpu_locks import GpuLocks
-assert GpuLocks(sys.argv[1]).take("GPU-1") is None
-print("taken", flush=True)
-sys.stdin.readline()
-"""
+
+@contextlib.contextmanager
+def another_process(directory: Path, gpu: str) -> Iterator[int]:
+    """The pid of a process that has taken the lock of a GPU."""
+    taken, say = os.pipe()
+
+    def take() -> None:
+        assert GpuLocks(str(directory)).take(gpu) is None
+        os.write(say, b"x")
+        signal.pause()
+
+    pid = forked(take)
+    os.close(say)
+    try:
+        assert os.read(taken, 1) == b"x"
+        yield pid
+    finally:
+        os.close(taken)
+        os.kill(pid, signal.SIGKILL)
+        assert ended(pid) == -signal.SIGKILL
 
 
 def test_a_lock_excludes_engines_of_this_process_and_of_others(tmp_path: Path) -> None:
-    directory = str(tmp_path / "gpus")
-    first, second = GpuLocks(directory), GpuLocks(directory)
+    directory = tmp_path / "gpus"
+    first, second = GpuLocks(str(directory)), GpuLocks(str(directory))
     assert first.take("GPU-0") is first.take("GPU-0") is None
-    refusal = second.take("GPU-0")
-    assert refusal is not None
-    assert f"(pid {os.getpid()})" in refusal.message
+    assert f"(pid {os.getpid()})" in second.take("GPU-0").message
     assert second.take("GPU-1") is None, "another GPU"
     first.release("GPU-0")
     assert second.take("GPU-0") is None
@@ -42,22 +54,9 @@ def test_a_lock_excludes_engines_of_this_process_and_of_others(tmp_path: Path) -
     assert second.initial("GPU-0") == {}
     assert first.take("GPU-0", {Control.POWER_LIMIT: (250_000,)}) is None
     assert second.initial("GPU-0") == {Control.POWER_LIMIT: (250_000,)}
-    with ending(
-        subprocess.Popen(
-            [sys.executable, "-c", OTHER, directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "taken\n"
-        refusal = first.take("GPU-1")
-        assert refusal is not None
-        assert f"(pid {other.pid})" in refusal.message
-        other.kill()
-        other.wait()
-        assert first.take("GPU-1") is None, "the kernel frees it"
+    with another_process(directory, "GPU-1") as pid:
+        assert f"(pid {pid})" in first.take("GPU-1").message
+    assert first.take("GPU-1") is None, "the kernel frees it"
     first.close()
 
 
@@ -67,30 +66,23 @@ def test_a_lock_whose_file_is_removed_is_taken_again(
     """As with all of /run/zeusd."""
     directory = tmp_path / "gpus"
     first, second = GpuLocks(str(directory)), GpuLocks(str(directory))
+
+    def refused() -> None:
+        assert second.take("GPU-0") is not None
+
     for again in (first.verify, lambda: first.take("GPU-0")):
         assert first.take("GPU-0") is None
         shutil.rmtree(directory)
         again()
         assert (directory / "GPU-0").exists()
-        command = [sys.executable, "-c", OTHER.replace("GPU-1", "GPU-0"), str(directory)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert "AssertionError" in done.stderr
+        assert ended(forked(refused)) == 0
     shutil.rmtree(directory)
-    other = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "taken\n"
+    with another_process(directory, "GPU-1") as pid:
         (directory / "GPU-1").rename(directory / "GPU-0")
         first.verify()
         first.verify()
-        other.kill()
     (record,) = caplog.records
-    assert f"changed by another zeusd or training process (pid {other.pid})" in record.message
+    assert f"changed by another zeusd or training process (pid {pid})" in record.message
     assert second.take("GPU-0") is None
     second.close()
 
@@ -133,11 +125,7 @@ def test_a_second_zeusd_and_an_embedded_engine_leave_a_changed_gpu_alone(
             wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
             other.set_power_limit(uuid, 150_000)
             assert double.limit_mw(0) == 150_000
+            monkeypatch.setenv("ZEUSD_SOCK_PATH", two.socket)
+            with embed.connect() as same:  # the zeusd that runs
+                assert same.node().started_ns == other.node().started_ns
         assert double.limit_mw(0) == 250_000
-
-
-def test_embedding_uses_the_zeusd_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_daemon("--simulate", "1xv100-pcie", gpus=1) as daemon:
-        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
-        with embed.connect() as client, daemon.client() as other:
-            assert client.node().started_ns == other.node().started_ns

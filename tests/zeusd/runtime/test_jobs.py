@@ -1,11 +1,16 @@
-"""Which workload the control groups of a process name."""
+"""Which workload the control groups of a process name, and which jobs have a group."""
 
 from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from zeusd.runtime.control_groups import (
     ControlGroup,
+    JobGroups,
     ProcessWorkload,
     WorkloadKind,
     job_of,
@@ -102,6 +107,8 @@ LAYOUTS = [
     ),
 ]
 
+HELD_BY_ROOT = (WorkloadKind.JOB, WorkloadKind.POD)
+
 NOTHING = [
     "/",
     "/init.scope",
@@ -123,9 +130,7 @@ NOTHING = [
 @pytest.mark.parametrize(("path", "kind", "name"), LAYOUTS)
 def test_each_layout_is_known(path: str, kind: WorkloadKind, name: str) -> None:
     assert workload_of([ControlGroup(path)]) == ProcessWorkload(kind, name)
-    assert job_of([ControlGroup(path)]) == (
-        name if kind in (WorkloadKind.JOB, WorkloadKind.POD) else ""
-    )
+    assert job_of([ControlGroup(path)]) == (name if kind in HELD_BY_ROOT else "")
 
 
 @pytest.mark.parametrize("path", NOTHING)
@@ -168,3 +173,50 @@ def test_owners_that_cannot_be_seen_need_a_path_of_nothing_but_roots_groups(
     assert job_of([ControlGroup(f"/{above}{path}".replace("/..", ""), checked=False)]) == ""
     assert job_of([ControlGroup(f"/../../{above}{path}".replace("/..", ""), checked=False)]) == ""
     assert job_of([ControlGroup(f"/anything{path}".replace("/..", ""), checked=False)]) == ""
+
+
+def groups(root: Path) -> JobGroups:
+    return JobGroups(str(root), os.getuid())
+
+
+@pytest.mark.parametrize(("path", "kind", "job"), LAYOUTS)
+@pytest.mark.parametrize("hierarchy", ["", "freezer"])  # of version 2 and 1
+def test_a_job_is_present_while_its_group_exists(
+    tmp_path: Path, hierarchy: str, path: str, kind: WorkloadKind, job: str
+) -> None:
+    folder = tmp_path / hierarchy / path[1:]
+    folder.mkdir(parents=True)
+    found = groups(tmp_path)
+    assert found.present([job, "8"]) == ({job} if kind in HELD_BY_ROOT else set())
+    assert found.present(["8"]) == set()
+    shutil.rmtree(tmp_path)
+    assert found.present([job]) == set()
+
+
+def test_a_group_that_a_killed_slurmstepd_left_empty_is_not_a_job(tmp_path: Path) -> None:
+    group = tmp_path / "system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    found = groups(tmp_path)
+    for populated, jobs in (("0", set()), ("1", {"7"}), ("0", set())):
+        (group / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
+        assert found.present(["7"]) == jobs
+
+
+def test_a_group_below_one_that_another_user_owns_or_writes_is_not_a_job(tmp_path: Path) -> None:
+    name = "slurmstepd.scope/job_7"
+    (tmp_path / "user.slice/user-1000.slice/user@1000.service" / name).mkdir(parents=True)
+    open_to_all = tmp_path / "system.slice/app.service"
+    (open_to_all / name).mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    assert groups(tmp_path).present(["7"]) == set()
+    assert JobGroups(str(tmp_path), os.getuid() + 1).present(["7"]) == set()
+    open_to_all.chmod(0o755)
+    assert groups(tmp_path).present(["7"]) == {"7"}
+
+
+def test_a_group_that_moved_is_found_again(tmp_path: Path) -> None:
+    (tmp_path / "system.slice/slurmstepd.scope/job_7").mkdir(parents=True)
+    found = groups(tmp_path)
+    assert found.present(["7"]) == {"7"}
+    (tmp_path / "system.slice").rename(tmp_path / "batch.slice")
+    assert found.present(["7"]) == {"7"}

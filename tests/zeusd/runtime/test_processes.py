@@ -78,7 +78,6 @@ def test_the_kernel_identifies_the_client(tmp_path: Path) -> None:
         assert peer.groups == {os.getgid(), *os.getgroups()}
         assert peer.on_host
         pidfd = open_process(peer.process)
-        assert pidfd is not None
         os.close(pidfd)
         client.kill()
         client.wait()
@@ -103,7 +102,6 @@ def test_a_process_is_known_whatever_its_name(tmp_path: Path, name: bytes) -> No
         assert usage_of(peer.process) is not None
         pidfd = os.pidfd_open(client.pid)
         found = Identities().identify(client.pid)
-        assert found is not None
         assert process_cookie(client.pid, pidfd, unique_inodes=False) == found.start_ticks
         assert found.account.uid in (os.getuid(), -1)  # a service, where the tests run in one
         os.close(pidfd)
@@ -160,7 +158,6 @@ def test_a_process_of_another_cookie_is_another_process() -> None:
     own = own_process()
     assert own.pid == os.getpid()
     pidfd = open_process(own)
-    assert pidfd is not None
     os.close(pidfd)
     assert open_process(ProcessIdentity(own.pid, own.cookie + 1)) is None
 
@@ -219,7 +216,6 @@ def test_a_process_that_waits_for_a_cpu_counts_as_busy() -> None:
         wait_for(lambda: waited_ns() > 300_000_000, "it to wait for the CPU")
         waited = waited_ns()
         usage = usage_of(known)
-        assert usage is not None
         assert usage.cpu_ns >= waited
         assert not usage.stopped
     finally:

@@ -107,7 +107,6 @@ def test_a_user_has_a_bounded_number_of_queries(ledger: Ledger) -> None:
     ticket = ledger.ask(FLOODER)
     answered, result = ledger.answer()
     assert answered == ticket
-    assert isinstance(result, Failure)
     assert (result.code, "already wait" in result.message) == (ErrorCode.OVERLOADED, True)
     assert ledger.ask(HONEST) == ledger.answer()[0]
 
@@ -138,7 +137,6 @@ def test_beyond_a_burst_a_user_has_a_share_of_the_time(
         reader: Reader, request: GetUsage, uid: int | None
     ) -> Generator[None, None, UsageAnswer]:
         nonlocal now_ns
-        assert uid is not None
         for _ in range(10 if uid == HONEST else 1_000_000):
             steps[uid] += 1
             now_ns += 1_000_000
