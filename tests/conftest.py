@@ -77,7 +77,6 @@ APART = (
     "tests/system/test_restores.py",
     "tests/system/test_rights.py",
     "tests/system/test_quiesce.py",
-    "tests/zeusd/test_restore.py",
 )
 """Files whose tests share nothing and mostly wait: each test goes to whichever worker is free, and
 they are spread over the whole run."""

@@ -10,8 +10,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +28,6 @@ from tests.fake_amdsmi.double import (
 )
 from tests.support import (
     ALL_MAY,
-    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     public_directory,
@@ -38,7 +35,7 @@ from tests.support import (
     script,
     wait_for,
 )
-from tests.zeusd.test_restore import INSTALL
+from tests.zeusd.killed import holding, installed, run_helper
 from zeus_ipc.errors import ZeusIpcError
 
 HOLDER = """
@@ -145,12 +142,8 @@ def test_a_killed_job_causes_exactly_the_writes_that_restore_its_gpus(
 ) -> None:
     daemon, double = node
     before = len(double.written())
-    with script(HOLDER, daemon.socket) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "holding\n"
+    with holding(HOLDER, daemon):
         assert double.written()[before:] == SET
-        holder.kill()
-        holder.wait()
     wait_for(lambda: state(double) == UNTOUCHED, "everything to be restored")
     daemon.wait_for_records("restore", 4)
     assert sorted(double.written()[before + len(SET) :]) == sorted(BACK)
@@ -178,17 +171,13 @@ def test_a_killed_jobs_power_profile_is_restored_and_anothers_is_not_replaced(
         names = {one.name: one.conflicts for one in info.power_profiles}
         assert names == {"amd-power-saving": [243], "amd-compute": [242]}
         assert other.power_profiles == []
-        with script(PROFILE, daemon.socket) as holder:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == "holding\n"
+        with holding(PROFILE, daemon):
             assert gpu.preset == 8
             found = client.state(info.uuid)[info.uuid]
             assert (found.controls["power_profile"], found.enforced_power_profiles) == (
                 [243],
                 [243],
             )
-            holder.kill()
-            holder.wait()
         wait_for(lambda: (gpu.preset, gpu.level) == (0, AUTO), "the default")
         daemon.wait_for_records("restore", 1)
         gpu.preset, gpu.level = 4, MANUAL  # someone else, by amd-smi
@@ -211,7 +200,6 @@ def test_the_quickstarts_job_of_an_ordinary_user_writes_each_cap_once(
         shutil.copytree(QUICKSTART, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
         folder.chmod(0o755)
         job = stack.enter_context(script(JOB, daemon.socket, str(folder), env=env, **as_nobody()))
-        assert job.stdout is not None
         chosen_mw, chosen, times = json.loads(job.stdout.readline())
         power_w = double.node.gpus[0].power_w
         job.kill()
@@ -236,21 +224,10 @@ def test_the_helper_restores_what_a_killed_zeusd_left(
 ) -> None:
     daemon, double = node
     before = len(double.written())
-    subprocess.run([INSTALL, tmp_path], check=True)
-    with script(HOLDER, daemon.socket) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "holding\n"
+    with holding(HOLDER, daemon):
         daemon.kill()
-        holder.kill()
-        holder.wait()
-    command = [sys.executable, "-I", "-S", str(tmp_path / "zeusd-restore.py")]
-    done = subprocess.run(
-        [*command, "--state-dir", str(daemon.state_dir)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **double.env},
-        timeout=TIMEOUT_S,
-    )
+    command = ("-I", "-S", str(installed(tmp_path)))
+    done = run_helper(*command, state_dir=daemon.state_dir, env=double.env)
     assert done.returncode == 0, done.stderr
     assert "restored to 750 W" in done.stderr
     assert state(double) == UNTOUCHED

@@ -213,12 +213,14 @@ def test_what_prevents_a_start_is_found_by_all_that_read_the_file(
         assert sentence in said.output
     (check,) = _configuration(None)
     assert (check.state, sentence in check.found) == ("fault", True)
-    good = configuration(tmp_path, "")
-    with running_daemon("--simulate", "1xa40", *good) as daemon:
-        write(tmp_path, text)
+
+
+def test_a_reload_refuses_what_would_prevent_a_start(tmp_path: Path) -> None:
+    with running_daemon("--simulate", "1xa40", *configuration(tmp_path, "")) as daemon:
+        write(tmp_path, "[nvml]\nsimulate = '4xv100-pci'\n")
         daemon.process.send_signal(signal.SIGHUP)
         (refused,) = daemon.wait_for_records("reload_failed")
-    assert sentence in refused["message"]
+    assert "cannot simulate '4xv100-pci'" in refused["message"]
 
 
 def test_check_config(tmp_path: Path) -> None:

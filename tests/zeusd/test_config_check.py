@@ -67,21 +67,6 @@ def test_without_a_node_only_names_are_looked_up(tmp_path: Path) -> None:
     assert "there is no group no-such here" in only
 
 
-def test_check_config_asks_a_running_node(tmp_path: Path) -> None:
-    path = tmp_path / "zeusd.toml"
-    path.write_text('[[gpu]]\nmatch = "H100*"\npower_limit_w = 300\n')
-    with running_daemon("--simulate", "1xv100-pcie") as node:
-        command = ["check-config", str(path), "--socket", node.socket]
-        said = CliRunner().invoke(main, command)
-        strict = CliRunner().invoke(main, [*command, "--strict"])
-    assert said.exit_code == 0
-    first, last = said.output.splitlines()
-    assert "warning: [[gpu]] 1 (match = 'H100*') matches no GPU of this node" in first
-    assert "'Tesla V100-PCIE-16GB'" in first
-    assert last == f"{path}: ok"
-    assert strict.exit_code == 1
-
-
 def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "zeusd.toml"
     path.touch()
@@ -95,12 +80,22 @@ def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     )
 
 
-def test_a_running_zeusd_names_rules_without_effect_and_again_after_a_reload(
+def test_check_config_asks_a_running_node_which_names_what_its_own_file_has(
     tmp_path: Path,
 ) -> None:
     text = '[[gpu]]\nmatch = "H100*"\n[[allow]]\nusers = ["nobody-of-this-name"]\n'
     options = configuration(tmp_path, text)
+    other = tmp_path / "other.toml"
+    other.write_text('[[gpu]]\nmatch = "H100*"\npower_limit_w = 300\n')
     with running_daemon("--simulate", "1xv100-pcie", *options, gpus=1) as daemon:
+        command = ["check-config", str(other), "--socket", daemon.socket]
+        said = CliRunner().invoke(main, command)
+        assert said.exit_code == 0
+        first, last = said.output.splitlines()
+        assert "warning: [[gpu]] 1 (match = 'H100*') matches no GPU of this node" in first
+        assert "'Tesla V100-PCIE-16GB'" in first
+        assert last == f"{other}: ok"
+        assert CliRunner().invoke(main, [*command, "--strict"]).exit_code == 1
         with daemon.client() as client:
             first, second = client.node().findings
             assert "there is no user nobody-of-this-name here" in first

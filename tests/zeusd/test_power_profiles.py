@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +15,12 @@ import pytest
 
 from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble, mask_of
 from tests.support import (
-    TIMEOUT_S,
     RunningDaemon,
     public_directory,
     running_daemon,
-    script,
     wait_for,
 )
-from tests.zeusd.test_restore import INSTALL
+from tests.zeusd.killed import holding, installed, run_helper
 from zeus_ipc.errors import LeaseHeld
 from zeusctl.cli import main
 
@@ -62,13 +59,6 @@ def written(double: NvmlDouble, gpu: int, since: int) -> list[tuple[int, int]]:
     return [call.arguments for call in calls if call.gpu == gpu]
 
 
-def hold(daemon: RunningDaemon, double: NvmlDouble) -> subprocess.Popen[str]:
-    holder = script(HOLDER, daemon.socket)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "holding\n"
-    return holder
-
-
 def test_a_killed_holders_profiles_are_cleared_and_nobody_elses(
     node: tuple[RunningDaemon, NvmlDouble],
 ) -> None:
@@ -76,9 +66,8 @@ def test_a_killed_holders_profiles_are_cleared_and_nobody_elses(
     double.request_outside(0, 13)
     double.request_outside(1, 1)  # the holder requests it, too
     before = len(double.calls())
-    holder = hold(daemon, double)
-    assert [double.profiles(gpu) for gpu in range(2)] == [{1, 7, 13}, {1, 7}]
-    with daemon.client() as client:
+    with holding(HOLDER, daemon), daemon.client() as client:
+        assert [double.profiles(gpu) for gpu in range(2)] == [{1, 7, 13}, {1, 7}]
         uuid = client.node().gpus[0].uuid
         assert [one.name for one in client.node().gpus[0].power_profiles][:2] == ["max-p", "max-q"]
         state = client.state(uuid)[uuid]
@@ -86,12 +75,8 @@ def test_a_killed_holders_profiles_are_cleared_and_nobody_elses(
         assert state.enforced_power_profiles == [1, 7, 13]
         with pytest.raises(LeaseHeld, match="ask for both together"):
             client.set_power_limit(uuid, 200_000)
-    double.request_outside(0, 1, 6, 7)  # someone clears 13, and requests 6, which 7 loses to
-    with daemon.client() as client:
-        state = client.state(uuid)[uuid]
+        double.request_outside(0, 1, 6, 7)  # someone clears 13, and requests 6, which 7 loses to
         wait_for(lambda: client.state(uuid)[uuid].enforced_power_profiles == [1, 6], "the loser")
-    holder.kill()
-    holder.wait()
     wait_for(lambda: double.profiles(0) == {6} and double.profiles(1) == {1}, "the restore")
     assert written(double, 0, before) == [(SET, mask_of(1, 7)), (CLEAR, mask_of(1, 7))]
     assert written(double, 1, before) == [(SET, mask_of(7)), (CLEAR, mask_of(7))]
@@ -128,7 +113,6 @@ def test_zeusctl_sets_profiles_by_name_and_shows_what_is_enforced(
 def test_without_a_daemon_the_helper_clears_profiles_of_dead_processes(
     tmp_path: Path, old: int
 ) -> None:
-    subprocess.run([INSTALL, tmp_path], check=True)
     with public_directory() as directory:
         privilege = BY_EUID if os.geteuid() == 0 else ALWAYS
         gpus = [GB200 | {"profiles_old": old}] * 2
@@ -136,20 +120,11 @@ def test_without_a_daemon_the_helper_clears_profiles_of_dead_processes(
         options = ("--nvml-library", double.library)
         with running_daemon(*options, gpus=2, env=double.env, directory=directory) as daemon:
             double.request_outside(0, 13)
-            holder = hold(daemon, double)
-            daemon.kill()
-            holder.kill()
-            holder.wait()
+            with holding(HOLDER, daemon):
+                daemon.kill()
             double.request_outside(0, 1, 5, 7, 13)
-            command = [sys.executable, "-I", "-S", str(tmp_path / "zeusd-restore.py")]
-            command += ["--state-dir", str(daemon.state_dir)]
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                env={**os.environ, **double.env},
-                timeout=TIMEOUT_S,
-            )
+            command = ("-I", "-S", str(installed(tmp_path)))
+            done = run_helper(*command, state_dir=daemon.state_dir, env=double.env)
             assert done.returncode == 0, done.stderr
             assert "restored to balanced, hpc" in done.stderr
             assert [double.profiles(gpu) for gpu in range(2)] == [{5, 13}, set()]

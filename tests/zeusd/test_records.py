@@ -138,25 +138,12 @@ def test_a_damaged_stretch_loses_what_it_touches(size: int) -> None:
             for number, part in enumerate(where)
             if part.start < offset + size and offset < part.stop
         }
-        left = [one for number, one in enumerate(changes(), start=1) if number not in touched]
-        said = replay(bad, BOOT).entries
         # A record may be whole although a newline beside it is not.
-        edges = [replayed(changes()), replayed(left)]
-        for edge in (min(touched), max(touched)):
-            with_edge = touched - {edge}
-            edges.append(
-                replayed([c for n, c in enumerate(changes(), start=1) if n not in with_edge])
-            )
-        edges.append(
-            replayed(
-                [
-                    c
-                    for n, c in enumerate(changes(), start=1)
-                    if n not in touched - {min(touched), max(touched)}
-                ]
-            )
-        )
-        assert said in edges
+        first, last = min(touched), max(touched)
+        lost = ({}, touched, touched - {first}, touched - {last}, touched - {first, last})
+        numbered = list(enumerate(changes(), start=1))
+        left = [replayed([one for number, one in numbered if number not in some]) for some in lost]
+        assert replay(bad, BOOT).entries in left
 
 
 def test_without_its_first_line_a_journal_counts_in_its_boot_and_in_no_other() -> None:
