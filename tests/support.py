@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, AnyStr
+from typing import Any, AnyStr, TypeVar
 
 import pytest
 
@@ -33,6 +33,14 @@ TIMEOUT_S = 60.0
 """How long a test waits for what must happen; long, because CI machines are slow."""
 
 NOBODY = 65534
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """A value that must be there."""
+    assert value is not None
+    return value
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:

@@ -43,6 +43,7 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert "127.0.0.1:99999 is not an address" in run("serve", "--listen", "127.0.0.1:99999")[1]
     assert "is not a member of etcd" in run("status", "--etcd", "etcd1:99999")[1]
     assert run("status") == (1, "Error: there is no budget yet; see zeus-fleet budget --help\n")
+    assert run("watch", "--count", "1") == run("status")
     assert run("budget", "600")[0] == 1
     code, said = run("budget", "--file", str(file))
     assert code == 0
@@ -74,6 +75,9 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert "dr: 560 W from" in said
     assert ", 1000 W/min" in said
     assert run("budget", "540", "--at", "17:00", "--until", "20:00")[0] == 1
+    (flat,) = run("budget", "590", "--until", tomorrow, "--name", "flat")[1].splitlines()[-1:]
+    assert ("flat: 590 W from" in flat, "W/min" in flat) == (True, False), flat
+    assert run("budget", "--cancel", "flat")[0] == 0
     code, said = run("budget", "560", "--at", "2026-01-01T17:00", "--until", "2026-01-01T20:00")
     assert (code, said) == (1, "Error: 2026-01-01T20:00 is over; give an end in the future\n")
     assert run("budget", "650W")[1].startswith("site: 560 W")

@@ -11,7 +11,7 @@ import re
 import subprocess
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import RunningDaemon, known, running_daemon, wait_for
 from tests.zeus_fleet.etcd import running_etcd
 from zeus.device.gpu import GPUs
 from zeus.utils import web
 from zeus_fleet import shells, wire
-from zeus_fleet.allocator import Allocator, Commit
+from zeus_fleet.allocator import Allocator, Commit, Snapshot, by_want
 from zeus_fleet.commands import main
 from zeus_fleet.connection import connect
 from zeus_fleet.gpus import GpuLoad, ZeusdGpus
@@ -48,7 +48,6 @@ from zeus_fleet.server import FleetMetrics
 from zeus_fleet.shells import run_agent, run_allocator
 from zeus_fleet.store import FleetStore, StoreUnavailable
 from zeus_fleet.view import Watcher
-from zeus_ipc import Client
 from zeus_ipc.controls import Control
 
 pytestmark = pytest.mark.needs("etcd")
@@ -85,6 +84,70 @@ async def put(etcd: str, key: bytes, value: bytes) -> None:
     await client.close()
 
 
+def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 120))
+
+    return run
+
+
+class Fleet(contextlib.AsyncExitStack):
+    """Agents and allocators that run until the end of the block, each with its own store.
+
+    Attributes:
+        store: The operator's.
+        tasks: What runs.
+    """
+
+    def __init__(self, etcd: str, prefix: str, budget: Budget) -> None:
+        super().__init__()
+        self._open = functools.partial(opened, etcd, prefix=prefix)
+        self._budget = budget
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Fleet:
+        self.store = await self.enter_async_context(self._open())
+        await self.store.set_budget(self._budget, 0)
+        return self
+
+    async def __aexit__(self, *raised: Any) -> bool:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        return await super().__aexit__(*raised)
+
+    async def agent(self, name: str, gpus: Any) -> asyncio.Task[None]:
+        return self._start(run_agent(name, await self._another(), gpus, timing=QUICK))
+
+    async def allocator(self, jobs: ByJobs | None = None) -> asyncio.Task[None]:
+        core = Allocator(QUICK, jobs or by_want)
+        name = f"l{len(self.tasks)}"
+        return self._start(run_allocator(name, await self._another(), core, jobs=jobs))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
+
+    async def read(self) -> Snapshot:
+        snapshot, _ = await self.store.read()
+        assert snapshot is not None
+        return snapshot
+
+    async def limit(self, limit_mw: int) -> None:
+        """The operator writes another limit of the site."""
+        read = await self.read()
+        site = replace(read.budget.site, limit_mw=limit_mw)
+        assert await self.store.set_budget(
+            Budget((site,), read.budget.floors_mw), read.budget_revision
+        )
+
+    async def _another(self) -> FleetStore:
+        return await self.enter_async_context(self._open())
+
+
 async def until(condition: Callable[[], Any], what: str) -> None:
     end = time.monotonic() + 60
     while not condition():
@@ -109,21 +172,20 @@ def test_messages_are_read_back_as_they_were_written() -> None:
     assert wire.number_key(9) < wire.heartbeat_bytes(beat(9)) < wire.number_key(10)
 
 
-def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -> None:
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store:
-            assert await store.newest_number("a") == 0
-            assert await store.beat("a", beat(2)) == StoreAnswer(None, None)
-            assert await store.beat("a", beat(1)) is None
-            assert await store.beat("a", beat(2)) is None
-            assert await store.newest_number("a") == 2
-            assert await store.set_budget(BUDGET, 0)
-            assert await store.beat("a", beat(3)) == StoreAnswer(None, BUDGET)
-            snapshot, _ = await store.read()
-            assert snapshot is not None
-            assert snapshot.heartbeats == {"a": beat(3)}
-
-    asyncio.run(play())
+@awaited
+async def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -> None:
+    async with opened(etcd, prefix=prefix) as store:
+        assert await store.newest_number("a") == 0
+        assert await store.beat("a", beat(2)) == StoreAnswer(None, None)
+        assert await store.beat("a", beat(1)) is None
+        assert await store.beat("a", beat(2)) is None
+        assert await store.newest_number("a") == 2
+        assert await store.set_budget(BUDGET, 0)
+        assert not await store.set_budget(BUDGET, 0), "someone changed it meanwhile"
+        assert await store.beat("a", beat(3)) == StoreAnswer(None, BUDGET)
+        snapshot, _ = await store.read()
+        assert snapshot is not None
+        assert snapshot.heartbeats == {"a": beat(3)}
 
 
 NUMBER = b"%020d" % 7
@@ -152,10 +214,13 @@ POISON = {
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("poison", POISON.values(), ids=POISON)
-def test_what_one_node_writes_stops_neither_the_budget_of_the_others_nor_status(
-    etcd: str, prefix: str, poison: bytes
+@awaited
+async def test_what_nodes_write_stops_neither_the_budget_of_the_others_nor_status(
+    etcd: str, prefix: str
 ) -> None:
+    poisoned = {f"a{number}": text for number, text in enumerate(POISON.values())}
+    floors = dict.fromkeys((*poisoned, "b"), 200_000)
+    site = BudgetDomain("site", sum(floors.values()) + 300_000, frozenset(floors))
     gpus = FakeGpus(250_000)
 
     def status() -> str:
@@ -164,127 +229,88 @@ def test_what_one_node_writes_stops_neither_the_budget_of_the_others_nor_status(
         assert done.exit_code == 0, (done.output, done.exception)
         return done.output
 
-    async def play() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            stores = [
-                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(4)
-            ]
-            operator = stores[0]
-            await operator.set_budget(BUDGET, 0)
-            for key in ("node/a", "jobs/a", "limits/b"):
-                await put(etcd, f"{prefix}{key}".encode(), poison)
-            await put(etcd, f"{prefix}node/".encode() + b"\xff\n", poison)
-            tasks = [
-                asyncio.create_task(run_agent("b", stores[1], gpus, timing=QUICK)),
-                asyncio.create_task(run_allocator("l", stores[2], Allocator(QUICK))),
-            ]
-            await until(lambda: sum(gpus.limits) == 500_000, "b to get what it wants")
-            snapshot, _ = await operator.read()
-            assert snapshot is not None
-            view = Watcher().look(snapshot, 0.0, 0.0)
-            assert [node.state for node in view.nodes] == ["unreadable", "ok"]
-            text = bytes(web.figures(FleetMetrics(view, True)).body).decode()
-            assert 'node_state{fleet_node="a",state="unreadable"} 1.0' in text
-            said = await asyncio.to_thread(status)
-            assert "left out: what it wrote is not" in said
-            less = replace(BUDGET.site, limit_mw=600_000)
-            await operator.set_budget(Budget((less,), BUDGET.floors_mw), snapshot.budget_revision)
-            await until(lambda: sum(gpus.limits) == 400_000, "b to obey the cut")
-            tasks.append(
-                asyncio.create_task(run_agent("a", stores[3], FakeGpus(100_000), timing=QUICK))
-            )
-            while "left out" in await asyncio.to_thread(status):
-                await asyncio.sleep(0.05)
-            assert not any(task.done() for task in tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(play(), 60))
+    async with Fleet(etcd, prefix, Budget((site,), floors)) as fleet:
+        for name, text in poisoned.items():
+            for key in ("node", "jobs"):
+                await put(etcd, f"{prefix}{key}/{name}".encode(), text)
+        await put(etcd, f"{prefix}node/".encode() + b"\xff\n", b"~")
+        await fleet.agent("b", gpus)
+        await fleet.allocator()
+        await until(lambda: sum(gpus.limits) == 500_000, "b to get what it wants")
+        read = await fleet.read()
+        assert (read.heartbeats.keys(), read.works.keys()) == ({"b"}, {"b"})
+        view = Watcher().look(read, 0.0, 0.0)
+        states = dict.fromkeys(poisoned, "unreadable") | {"b": "ok"}
+        assert {node.name: node.state for node in view.nodes} == states
+        figures = bytes(web.figures(FleetMetrics(view, True)).body).decode()
+        for name in poisoned:
+            assert f'node_state{{fleet_node="{name}",state="unreadable"}} 1.0' in figures
+        assert "left out: what it wrote is not" in await asyncio.to_thread(status)
+        for text in POISON.values():
+            await put(etcd, f"{prefix}limits/b".encode(), text)
+            number = (await fleet.read()).heartbeats["b"].number
+            while (await fleet.read()).heartbeats["b"].number < number + 2:
+                await asyncio.sleep(0.02)
+        await fleet.limit(site.limit_mw - 100_000)
+        await until(lambda: sum(gpus.limits) == 400_000, "b to obey the cut")
+        for name in poisoned:
+            await fleet.agent(name, FakeGpus(100_000))
+            while name in (await fleet.read()).unreadable:
+                await asyncio.sleep(0.02)
+        assert "left out" not in await asyncio.to_thread(status)
+        assert not any(task.done() for task in fleet.tasks)
 
 
 @pytest.mark.parametrize("key", ["budget", "plan", "plan/1"])
-def test_a_budget_or_plan_that_cannot_be_read_is_reported_in_one_sentence(
+@awaited
+async def test_a_budget_or_plan_that_cannot_be_read_is_reported_in_one_sentence(
     etcd: str, prefix: str, key: str
 ) -> None:
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store:
-            await store.set_budget(BUDGET, 0)
-            await put(etcd, f"{prefix}plan".encode(), b'{"token":1,"spare_mw":{}}')
-            await put(etcd, f"{prefix}{key}".encode(), b'{"a":Infinity}')
-            with pytest.raises(StoreUnavailable, match="delete that key"):
-                await store.read()
-
-    asyncio.run(play())
+    async with opened(etcd, prefix=prefix) as store:
+        await store.set_budget(BUDGET, 0)
+        await put(etcd, f"{prefix}plan".encode(), b'{"token":1,"spare_mw":{}}')
+        await put(etcd, f"{prefix}{key}".encode(), b'{"a":Infinity}')
+        with pytest.raises(StoreUnavailable, match="delete that key"):
+            await store.read()
 
 
-def test_invalid_data_in_place_of_a_heartbeat_harms_no_other_node(etcd: str, prefix: str) -> None:
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store:
-            await store.set_budget(BUDGET, 0)
-            for node in "ab":
-                await store.newest_number(node)
-                await store.beat(node, beat(1), ())
-            for garbage in POISON.values():
-                for key in ("node/a", "jobs/a"):
-                    await put(etcd, f"{prefix}{key}".encode(), garbage)
-                snapshot, _ = await store.read()
-                assert snapshot is not None
-                assert (snapshot.heartbeats, snapshot.works) == ({"b": beat(1)}, {"b": ()})
-
-    asyncio.run(play())
+@awaited
+async def test_an_agent_continues_with_an_empty_store(etcd: str, prefix: str) -> None:
+    async with opened(etcd, prefix=prefix) as store:
+        assert await store.beat("a", beat(40)) == StoreAnswer(None, None)
+        assert await store.newest_number("a") == 40
 
 
-def test_an_agent_continues_with_an_empty_store(etcd: str, prefix: str) -> None:
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store:
-            assert await store.beat("a", beat(40)) == StoreAnswer(None, None)
-            assert await store.newest_number("a") == 40
-
-    asyncio.run(play())
-
-
-def test_a_plan_is_written_only_over_what_it_was_made_from(etcd: str, prefix: str) -> None:
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store:
-            for node in "ab":
-                await store.newest_number(node)
-                await store.beat(node, beat(1))
-            await store.set_budget(BUDGET, 0)
-            token, lease = await store.campaign("one", None)
-            assert token
-            assert (await store.campaign("one", lease))[0] == token
-            assert (await store.campaign("two", None))[0] is None
-            snapshot, revisions = await store.read()
-            assert snapshot is not None
-            assert snapshot.token == token
-            plan = GrantPlan(token, dict(BUDGET.spare_mw), {"a": Grant(0, 200_000, 200_000)})
-            good = Commit(plan, token, 0, snapshot.budget_revision, {"a": 1})
-            for wrong in (
-                replace(good, token=token - 1),
-                replace(good, plan_revision=1),
-                replace(good, budget_revision=1),
-            ):
-                assert not await store.commit(wrong, revisions)
-            await store.beat("b", beat(2))  # nothing is reclaimed from b
-            assert await store.commit(good, revisions)
-            snapshot, revisions = await store.read()
-            assert snapshot is not None
-            assert snapshot.plan == plan
-            await store.beat("a", beat(2))
-            again = replace(good, plan_revision=snapshot.plan_revision)
-            assert not await store.commit(again, revisions)
-
-    asyncio.run(play())
-
-
-def test_a_budget_that_someone_changed_is_not_overwritten(etcd: str, prefix: str) -> None:
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store:
-            assert await store.set_budget(BUDGET, 0)
-            assert not await store.set_budget(BUDGET, 0)
-
-    asyncio.run(play())
+@awaited
+async def test_a_plan_is_written_only_over_what_it_was_made_from(etcd: str, prefix: str) -> None:
+    async with opened(etcd, prefix=prefix) as store:
+        for node in "ab":
+            await store.newest_number(node)
+            await store.beat(node, beat(1))
+        await store.set_budget(BUDGET, 0)
+        token, lease = await store.campaign("one", None)
+        assert token
+        assert (await store.campaign("one", lease))[0] == token
+        assert (await store.campaign("two", None))[0] is None
+        snapshot, revisions = await store.read()
+        assert snapshot is not None
+        assert snapshot.token == token
+        plan = GrantPlan(token, dict(BUDGET.spare_mw), {"a": Grant(0, 200_000, 200_000)})
+        good = Commit(plan, token, 0, snapshot.budget_revision, {"a": 1})
+        for wrong in (
+            replace(good, token=token - 1),
+            replace(good, plan_revision=1),
+            replace(good, budget_revision=1),
+        ):
+            assert not await store.commit(wrong, revisions)
+        await store.beat("b", beat(2))  # nothing is reclaimed from b
+        assert await store.commit(good, revisions)
+        snapshot, revisions = await store.read()
+        assert snapshot is not None
+        assert snapshot.plan == plan
+        await store.beat("a", beat(2))
+        again = replace(good, plan_revision=snapshot.plan_revision)
+        assert not await store.commit(again, revisions)
 
 
 def test_a_full_etcd_is_recovered_as_the_page_says(prefix: str) -> None:
@@ -319,19 +345,17 @@ def test_a_full_etcd_is_recovered_as_the_page_says(prefix: str) -> None:
         assert asyncio.run(beats(endpoint)) is not None
 
 
-def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, prefix: str) -> None:
-    async def play() -> None:
-        async with opened("127.0.0.1:1", etcd, prefix=prefix, timeout_s=0.5) as store:
-            with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1 does not answer"):
-                await store.newest_number("a")
-            newest = None
-            for _ in range(20):  # half a second may be short on a busy machine
-                with contextlib.suppress(StoreUnavailable):
-                    newest = await store.newest_number("a")
-                    break
-            assert newest == 0
-
-    asyncio.run(play())
+@awaited
+async def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, prefix: str) -> None:
+    async with opened("127.0.0.1:1", etcd, prefix=prefix, timeout_s=0.5) as store:
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1 does not answer"):
+            await store.newest_number("a")
+        newest = None
+        for _ in range(20):  # half a second may be short on a busy machine
+            with contextlib.suppress(StoreUnavailable):
+                newest = await store.newest_number("a")
+                break
+        assert newest == 0
 
 
 # --------------------------------------------------------------------------------------- the loops
@@ -394,8 +418,7 @@ def test_a_process_sees_when_the_fleet_bounds_its_gpus(daemon: RunningDaemon) ->
     with daemon.client() as client:
         infos = client.node().gpus
         gpus = GPUs(client, infos)
-        most = infos[0].power_limit_max_mw
-        assert most is not None
+        most = known(infos[0].power_limit_max_mw)
         for watts, bounded in ((most - 1000, True), (most, False), (None, None)):
             client.set_ceiling(infos[0].uuid, "fleet", watts)
             assert gpus.bounded_by([0], "fleet") is bounded
@@ -403,12 +426,13 @@ def test_a_process_sees_when_the_fleet_bounds_its_gpus(daemon: RunningDaemon) ->
 
 
 @pytest.mark.usefixtures("quick")
-def test_watts_follow_the_budget_and_return_from_a_dead_agent(
+@awaited
+async def test_watts_follow_the_budget_and_return_from_a_dead_agent(
     etcd: str, prefix: str, daemon: RunningDaemon
 ) -> None:
     """Node a is a zeusd with two idle GPUs; node b is synthetic."""
-
-    async def play(gpus: ZeusdGpus, observer: Client) -> None:
+    b = FakeGpus(100_000)
+    with daemon.client() as client, daemon.client() as observer:
         uuids = [gpu.uuid for gpu in observer.node().gpus]
 
         def ceilings() -> set[int | None]:
@@ -418,94 +442,60 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
         def limits() -> set[int | None]:
             return {state.power_limit_mw for state in observer.state(uuids).values()}
 
-        b = FakeGpus(100_000)
-        async with contextlib.AsyncExitStack() as stack:
-            stores = [
-                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(5)
-            ]
-            await stores[4].set_budget(BUDGET, 0)
-            agents = [
-                asyncio.create_task(run_agent("a", stores[0], gpus, timing=QUICK)),
-                asyncio.create_task(run_agent("b", stores[1], b, timing=QUICK)),
-            ]
-            leaders = [
-                asyncio.create_task(run_allocator(f"l{index}", stores[2 + index], Allocator(QUICK)))
-                for index in range(2)
-            ]
+        async with Fleet(etcd, prefix, BUDGET) as fleet:
+            agent = await fleet.agent("a", ZeusdGpus(client, "a"))
+            await fleet.agent("b", b)
+            for _ in range(2):
+                await fleet.allocator()
             await until(lambda: ceilings() == {175_000}, "a to be raised")
             await until(lambda: limits() == {175_000}, "its GPUs to follow")
             await until(lambda: sum(b.limits) == 350_000, "b to be raised")
-            snapshot, _ = await stores[4].read()
-            assert snapshot is not None
-            less = replace(BUDGET.site, limit_mw=600_000)
-            await stores[4].set_budget(Budget((less,), BUDGET.floors_mw), snapshot.budget_revision)
+            await fleet.limit(600_000)
             await until(lambda: limits() == {150_000}, "a to obey the cut")
-            agents[0].cancel()
+            agent.cancel()
             await until(lambda: limits() == {100_000}, "zeusd to lower the GPUs by itself")
             assert sum(b.limits) <= 400_000
             await until(lambda: sum(b.limits) == 400_000, "b to get what a had")
-            for task in (*agents, *leaders):
-                task.cancel()
-            await asyncio.gather(*agents, *leaders, return_exceptions=True)
-
-    with daemon.client() as client, daemon.client() as observer:
-        asyncio.run(play(ZeusdGpus(client, "a"), observer))
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_node_is_at_its_floor_before_etcd_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+@awaited
+async def test_a_node_is_at_its_floor_before_etcd_has_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """After a boot the driver's default is in force: jobs wait until this is over."""
     gpus = FakeGpus(250_000)
     gpus.limits = [250_000, 250_000]
     held: list[int] = []
-
-    async def play() -> None:
-        async with opened("127.0.0.1:1", prefix="/none/", timeout_s=0.2) as store:
-            ready = asyncio.Event()
-
-            def is_ready() -> None:
-                held.extend(gpus.limits)
-                ready.set()
-
-            task = asyncio.create_task(run_agent("a", store, gpus, timing=QUICK, ready=is_ready))
-            await asyncio.wait_for(ready.wait(), 60)
-            await until(lambda: caplog.messages, "the log to say why it waits")
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(play())
+    async with opened("127.0.0.1:1", prefix="/none/", timeout_s=0.2) as store:
+        agent = run_agent("a", store, gpus, timing=QUICK, ready=lambda: held.extend(gpus.limits))
+        task = asyncio.create_task(agent)
+        await until(lambda: held and caplog.messages, "the log to say why it waits")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     assert held == [100_000, 100_000]
     assert "the GPUs are at their minimum" in caplog.text
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_agent_whose_name_the_budget_does_not_list_reports_it(
+@awaited
+async def test_an_agent_whose_name_the_budget_does_not_list_reports_it(
     etcd: str, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such as a host name with its domain, which is the default on some nodes."""
     caplog.set_level("INFO")
-
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store, opened(etcd, prefix=prefix) as operator:
-            await operator.set_budget(BUDGET, 0)
-            node = run_agent("a.example", store, FakeGpus(100_000), timing=QUICK)
-            task = asyncio.create_task(node)
-            await until(lambda: "does not list a.example" in caplog.text, "the log to say so")
-            snapshot, _ = await operator.read()
-            assert snapshot is not None
-            listed = Budget(
-                (replace(BUDGET.site, nodes=frozenset({"a.example"})),), {"a.example": 200_000}
-            )
-            assert await operator.set_budget(listed, snapshot.budget_revision)
-            await until(lambda: "the budget lists a.example" in caplog.text, "the end of that")
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(play())
+    async with Fleet(etcd, prefix, BUDGET) as fleet:
+        await fleet.agent("a.example", FakeGpus(100_000))
+        await until(lambda: "does not list a.example" in caplog.text, "the log to say so")
+        site = replace(BUDGET.site, nodes=frozenset({"a.example"}))
+        listed = Budget((site,), {"a.example": 200_000})
+        assert await fleet.store.set_budget(listed, (await fleet.read()).budget_revision)
+        await until(lambda: "the budget lists a.example" in caplog.text, "the end of that")
 
 
 @pytest.mark.usefixtures("quick")
-def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str) -> None:
+@awaited
+async def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str) -> None:
     steep = ProgressProfile((100_000, 250_000), (0.4, 1.0))
     flat = ProgressProfile((100_000, 250_000), (0.95, 1.0))
     nodes = {"a": FakeGpus(250_000), "b": FakeGpus(250_000)}
@@ -513,62 +503,35 @@ def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str
         work = NodeWork(name, "V100", (0,), 100_000, 250_000, profile)
         nodes[name].now = GpuLoad((250_000, 100_000), 150_000, (work,))
     jobs = ByJobs(functools.partial(water_filling, floor=0.0))
-
-    async def play() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            stores = [
-                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(4)
-            ]
-            less = replace(BUDGET.site, limit_mw=560_000)
-            await stores[3].set_budget(Budget((less,), BUDGET.floors_mw), 0)
-            core = Allocator(QUICK, jobs)
-            tasks = [
-                asyncio.create_task(run_agent("a", stores[0], nodes["a"], timing=QUICK)),
-                asyncio.create_task(run_agent("b", stores[1], nodes["b"], timing=QUICK)),
-                asyncio.create_task(run_allocator("l0", stores[2], core, jobs=jobs)),
-            ]
-            await until(lambda: nodes["a"].limits == [250_000, 100_000], "a's job to be raised")
-            assert nodes["b"].limits[0] <= 110_000
-            snapshot, _ = await stores[3].read()
-            assert snapshot is not None
-            assert {name: works[0].job for name, works in snapshot.works.items()} == {
-                "a": "a",
-                "b": "b",
-            }
-            assert snapshot.heartbeats["a"].drawn_mw == 150_000
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(play())
+    budget = Budget((replace(BUDGET.site, limit_mw=560_000),), BUDGET.floors_mw)
+    async with Fleet(etcd, prefix, budget) as fleet:
+        for name, gpus in nodes.items():
+            await fleet.agent(name, gpus)
+        await fleet.allocator(jobs)
+        await until(lambda: nodes["a"].limits == [250_000, 100_000], "a's job to be raised")
+        assert nodes["b"].limits[0] <= 110_000
+        read = await fleet.read()
+        assert {name: works[0].job for name, works in read.works.items()} == {"a": "a", "b": "b"}
+        assert read.heartbeats["a"].drawn_mw == 150_000
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
+@awaited
+async def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
     etcd: str, prefix: str, daemon: RunningDaemon
 ) -> None:
     """From the process through zeusd, its agent and etcd to the allocator, and back to the GPU."""
-    jobs = ByJobs(functools.partial(water_filling, floor=0.0))
     budget = Budget((BudgetDomain("site", 400_000, frozenset("a")),), {"a": 200_000}, frozenset())
-
-    async def play(gpus: ZeusdGpus, trains: Client, serves: Client) -> None:
+    steep, flat = {100_000: 0.4, 250_000: 1.0}, {100_000: 0.95, 250_000: 1.0}
+    with daemon.client() as agent, daemon.client() as trains, daemon.client() as serves:
         first, second = (gpu.uuid for gpu in serves.node().gpus)
-        steep, flat = {100_000: 0.4, 250_000: 1.0}, {100_000: 0.95, 250_000: 1.0}
 
         def most() -> list[int | None]:
             return [gpu.power_limit_highest_mw for gpu in serves.node().gpus]
 
-        async with contextlib.AsyncExitStack() as stack:
-            stores = [
-                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(3)
-            ]
-            await stores[2].set_budget(budget, 0)
-            tasks = [
-                asyncio.create_task(run_agent("a", stores[0], gpus, timing=QUICK)),
-                asyncio.create_task(
-                    run_allocator("l0", stores[1], Allocator(QUICK, jobs), jobs=jobs)
-                ),
-            ]
+        async with Fleet(etcd, prefix, budget) as fleet:
+            await fleet.agent("a", ZeusdGpus(agent, "a"))
+            await fleet.allocator(ByJobs(functools.partial(water_filling, floor=0.0)))
             for client, gpu, curve in ((trains, first, steep), (serves, second, flat)):
                 client.acquire([gpu], [Control.POWER_LIMIT])
                 client.publish_profile(gpu, curve)
@@ -577,30 +540,17 @@ def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
             await until(lambda: most() == [220_000, 180_000], "the objective to be kept")
             serves.publish_profile(second, flat)
             await until(lambda: most() == [250_000, 150_000], "the watts to go back")
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    with daemon.client() as agent, daemon.client() as trains, daemon.client() as serves:
-        asyncio.run(play(ZeusdGpus(agent, "a"), trains, serves))
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_leader_writes_what_an_event_asks_for(etcd: str, prefix: str) -> None:
+@awaited
+async def test_the_leader_writes_what_an_event_asks_for(etcd: str, prefix: str) -> None:
     now_s = time.time()
     asked = LimitEvent("grid/now", 600_000, now_s - 60, now_s + 3600)
     budget = Budget(BUDGET.domains, BUDGET.floors_mw, frozenset(), 700_000, (asked,))
-
-    async def play() -> None:
-        async with opened(etcd, prefix=prefix) as store, opened(etcd, prefix=prefix) as other:
-            await other.set_budget(budget, 0)
-            task = asyncio.create_task(run_allocator("l0", store, Allocator(QUICK)))
-            read = None
-            while read is None or read.plan is None:
-                read, _ = await other.read()
-                await asyncio.sleep(0.02)
-            assert read.budget.site.limit_mw == 600_000
-            assert read.plan.spare_mw == {"site": 200_000}
-            task.cancel()
-
-    asyncio.run(asyncio.wait_for(play(), 60))
+    async with Fleet(etcd, prefix, budget) as fleet:
+        await fleet.allocator()
+        while (plan := (await fleet.read()).plan) is None:
+            await asyncio.sleep(0.02)
+        assert (await fleet.read()).budget.site.limit_mw == 600_000
+        assert plan.spare_mw == {"site": 200_000}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.seeds import fresh
+from tests.support import known
 from zeus_fleet.policies import (
     POLICIES,
     JobGroup,
@@ -215,13 +216,11 @@ def test_a_profile_is_read_both_ways() -> None:
     assert profile.segments(150, 300) == [pytest.approx((0.004, 50)), pytest.approx((0.001, 100))]
     convex = ProgressProfile((100, 200, 300), (0.5, 0.6, 1.0))
     assert convex.segments(100, 300) == [pytest.approx((0.0025, 200))]
-    both = mean([profile, convex])
-    assert both is not None
+    both = known(mean([profile, convex]))
     assert both.progress == pytest.approx((0.5, 0.75, 1.0))
     assert mean([]) is None
     many = [ProgressProfile((100 + n, 5000 + n, 9000 + n), (0.5, 0.9, 1.0)) for n in range(3000)]
-    found = mean(many)
-    assert found is not None
+    found = known(mean(many))
     assert len(found.limits_mw) <= MEAN_POINTS + 1, "what one node reports costs not its square"
     assert (found.limits_mw[0], found.limits_mw[-1], found.progress[-1]) == (100, 11_999, 1.0)
     exact = sum(one.at(6_500) for one in many) / len(many)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support import known
 from tests.zeus_fleet.bench import DRIFT, FLOOR, MOST, NAMES, Bench, all_to, budget
 from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.parts import Rules
@@ -52,8 +53,7 @@ def test_a_heartbeat_between_read_and_commit_keeps_its_watts(rules: Rules) -> No
     bench.policy = all_to("b")
     bench.now += 16
     bench.deliver("b", bench.beat("b"))
-    commit = leader.plan(bench.snapshot(), bench.allocator_ns())
-    assert commit is not None
+    commit = known(leader.plan(bench.snapshot(), bench.allocator_ns()))
     assert "a" in commit.heartbeats
     bench.deliver("a", bench.beat("a"))  # it holds the grant of the current plan
     assert bench.hardware["a"] == [300_000, 300_000]
@@ -69,13 +69,12 @@ def test_a_grant_on_its_way_is_charged_until_it_cannot_arrive(rules: Rules) -> N
     leader = bench.leader(all_to("a"))
     for _ in range(3):
         bench.round(leader)
-    assert bench.plan is not None
-    assert bench.plan.grants["a"].limit_mw == MOST
+    assert known(bench.plan).grants["a"].limit_mw == MOST
     on_its_way = bench.beat("a")
     bench.policy = all_to("b")
     for _ in range(5):
         bench.round(leader, ("b",))
-    assert bench.plan.grants["a"].limit_mw == FLOOR
+    assert known(bench.plan).grants["a"].limit_mw == FLOOR
     bench.deliver("a", on_its_way)
     assert bench.hardware["a"] == [300_000, 300_000]
     assert bench.held_w <= 800
@@ -144,8 +143,7 @@ def test_a_command_that_is_held_up_raises_nothing_after_its_deadline(rules: Rule
     leader = bench.leader(all_to("a"))
     for _ in range(3):
         bench.round(leader)
-    command = bench.nodes["a"].answered(*bench.beat("a"), bench.node_ns("a"))
-    assert command is not None
+    command = known(bench.nodes["a"].answered(*bench.beat("a"), bench.node_ns("a")))
     assert sum(command.limits_mw) == MOST
     ttl_ns = command.deadline_ns - bench.node_ns("a")
     bench.policy = all_to("b")
@@ -203,8 +201,7 @@ def test_a_missing_rule_is_noticed(mutant: str) -> None:
 def test_the_first_plan_gives_nothing_before_nodes_confirm() -> None:
     bench = Bench(Rules(), 800)
     leader = bench.leader()
-    commit = leader.plan(bench.snapshot(), 0)
-    assert commit is not None
+    commit = known(leader.plan(bench.snapshot(), 0))
     assert commit.plan.grants == dict.fromkeys(NAMES, Grant(0, FLOOR, FLOOR))
     bench.settle(leader)
     assert bench.held_w == 800
@@ -226,11 +223,10 @@ def test_a_new_leader_waits_a_lease_before_it_reclaims() -> None:
     for _ in range(15):
         bench.now += 1
         bench.round(leader, ("b",))
-    assert bench.plan is not None
-    assert bench.plan.grants["b"].limit_mw == FLOOR
+    assert known(bench.plan).grants["b"].limit_mw == FLOOR
     bench.now += 1.1
     bench.round(leader, ("b",))
-    assert bench.plan.grants["b"].limit_mw == MOST
+    assert known(bench.plan).grants["b"].limit_mw == MOST
 
 
 def test_a_former_leader_plans_nothing() -> None:
@@ -250,8 +246,7 @@ def test_a_silent_node_with_a_stuck_gpu_is_charged_for_it() -> None:
     for _ in range(18):
         bench.now += 1
         bench.round(leader, ("b",))
-    assert bench.plan is not None
-    assert bench.plan.grants["b"].limit_mw == 500_000
+    assert known(bench.plan).grants["b"].limit_mw == 500_000
 
 
 def test_a_leaving_node_is_lowered_and_its_watts_are_used() -> None:
@@ -327,10 +322,8 @@ def test_one_commit_reclaims_from_as_many_as_a_transaction_compares() -> None:
     allocator.lead(1)
     beats = dict.fromkeys(names, NodeReport(1, 1, MOST, FLOOR, MOST, MOST))
     assert allocator.plan(Snapshot(1, site, 1, plan, 1, beats), 0) is None
-    first = allocator.plan(Snapshot(1, site, 1, plan, 1, beats), 16 * S)
-    assert first is not None
+    first = known(allocator.plan(Snapshot(1, site, 1, plan, 1, beats), 16 * S))
     assert len(first.heartbeats) == 100
-    second = allocator.plan(Snapshot(1, site, 1, first.plan, 2, beats), 17 * S)
-    assert second is not None
+    second = known(allocator.plan(Snapshot(1, site, 1, first.plan, 2, beats), 17 * S))
     assert len(second.heartbeats) == 30
     assert {grant.limit_mw for grant in second.plan.grants.values()} == {FLOOR}
