@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.support import TIMEOUT_S, ended, forked, wait_for
+from tests.support import TIMEOUT_S, ended, forked, known, wait_for
 from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
 from zeus_ipc import Client, prepared, socket_transport
 from zeus_ipc.codec import decode_request, encode
@@ -344,8 +344,7 @@ def test_a_signal_handler_may_ask_while_its_thread_waits(path: str, waits: str) 
         if waits != "for a reply":
             transport.send({"op": "quiet"}, 20.0)
         before = signal.signal(signal.SIGUSR1, ask)
-        main = threading.main_thread().ident
-        assert main is not None
+        main = known(threading.main_thread().ident)
 
         def interrupt() -> None:
             asked.wait(TIMEOUT_S)
@@ -509,63 +508,56 @@ def test_a_peer_that_does_not_answer_is_waited_for_as_long_as_asked(path: str) -
         released.set()
 
 
-def test_a_full_backlog_is_waited_for(path: str) -> None:
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+@contextlib.contextmanager
+def full(path: str) -> Iterator[socket.socket]:
+    """A listener whose backlog is full, with a connection that nobody has accepted."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ahead,
+    ):
         server.bind(path)
         server.listen(0)
         server.settimeout(TIMEOUT_S)
-        ahead = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         ahead.connect(path)
-        with transport_to(path) as transport:
-            with pytest.raises(RequestTimeout):
-                transport.request({"op": "state"}, 0.05)
-            got: list[dict[str, Any]] = []
-            asking = threading.Thread(
-                target=lambda: got.append(transport.request({"op": "state"}, 20.0))
-            )
-            asking.start()
-            server.accept()[0].close()
-            while not got:
-                stream, _ = server.accept()
-                with stream:
-                    stream.settimeout(TIMEOUT_S)
-                    if stream.recv(1, socket.MSG_PEEK):
-                        shake(stream)
-                        answer(stream, next_request(stream), done=True)
-                        asking.join()
-        assert got[0]["result"] == {"done": True}
+        yield server
+
+
+def answer_one(server: socket.socket) -> None:
+    """Makes room, and answers the first connection that asks."""
+    server.accept()[0].close()
+    while True:
+        stream, _ = server.accept()
+        with stream:
+            stream.settimeout(TIMEOUT_S)
+            if stream.recv(1, socket.MSG_PEEK):
+                shake(stream)
+                answer(stream, next_request(stream), done=True)
+                return
+
+
+def test_a_full_backlog_is_waited_for(path: str) -> None:
+    with full(path) as server, transport_to(path) as transport, ThreadPoolExecutor(1) as pool:
+        with pytest.raises(RequestTimeout):
+            transport.request({"op": "state"}, 0.05)
+        asking = pool.submit(transport.request, {"op": "state"}, 20.0)
+        answer_one(server)
+        assert asking.result(TIMEOUT_S)["result"] == {"done": True}
 
 
 def test_an_interrupted_connect_is_tried_again(path: str) -> None:
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        server.bind(path)
-        server.listen(0)
-        server.settimeout(TIMEOUT_S)
-        ahead = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        ahead.connect(path)
-        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-        stack.callback(signal.signal, signal.SIGUSR1, before)
-        here = threading.get_ident()
-        interrupting = threading.Timer(0.2, lambda: signal.pthread_kill(here, signal.SIGUSR1))
-        with transport_to(path) as transport:
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    here = threading.get_ident()
+    interrupting = threading.Timer(0.2, lambda: signal.pthread_kill(here, signal.SIGUSR1))
+    with full(path) as server, transport_to(path) as transport, ThreadPoolExecutor(1) as pool:
+        try:
             with pytest.raises(KeyboardInterrupt):
                 interrupting.start()  # while the connect waits for room
                 transport.request({"op": "state"}, 20.0)
-            server.accept()[0].close()
-
-            def serve() -> None:
-                stream, _ = server.accept()
-                with stream:
-                    stream.settimeout(TIMEOUT_S)
-                    shake(stream)
-                    answer(stream, next_request(stream), done=True)
-
-            serving = threading.Thread(target=serve, daemon=True)
-            serving.start()
-            assert transport.request({"op": "state"}, 20.0)["result"] == {"done": True}
-            serving.join(TIMEOUT_S)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        answering = pool.submit(answer_one, server)
+        assert transport.request({"op": "state"}, 20.0)["result"] == {"done": True}
+        answering.result(TIMEOUT_S)
 
 
 def test_a_process_without_descriptors_gets_an_error_and_keeps_running(path: str) -> None:

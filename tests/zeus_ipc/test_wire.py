@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 from collections.abc import Callable
 from operator import methodcaller
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, get_args
 
@@ -18,6 +20,8 @@ from tests import seeds
 from zeus_ipc import Client, __version__, errors
 from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.diagnosis import unreachable
+from zeus_ipc.limited import cause, cause_text
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
 from zeus_ipc.replies import ErrorBody
@@ -228,13 +232,42 @@ def answering(*results: dict[str, Any], asked: list[dict[str, Any]] | None = Non
 
 
 def test_answers_in_parts_are_joined() -> None:
+    asked: list[dict[str, Any]] = []
     part = {"t_ns": [1, 2], "values": [5, 6], "more": True}
     last = {"t_ns": [3], "values": [7], "more": False}
     results = [{"result": {"sources": {"GPU-1": one}}} for one in (part, last)]
-    asked: list[dict[str, Any]] = []
     with answering(*results, asked=asked) as client:
         assert client.timeline("GPU-1") == [(1, 5), (2, 6), (3, 7)]
     assert [one["start_ns"] for one in asked] == [0, 3]
+    energies = {"uncertainty_uj": [1], "limited_ms": {"heat": [0]}, "begins_ns": 0, "tick_ns": 9}
+    results = [
+        {"result": {"sources": {"GPU-1": {**energies, "energy_uj": [one]}}}} for one in (5, 6)
+    ]
+    with answering(*results, asked=asked) as client:
+        windows = [(0, one, False) for one in range(257)]
+        joined = client.windows("GPU-1", windows)["GPU-1"]
+    assert (joined.energy_uj, joined.uncertainty_uj) == ([5, 6], [1, 1])
+    assert joined.limited_ms == {"heat": [0, 0]}
+    assert [len(one["windows"]) // 3 for one in asked[2:]] == [256, 1]
+    sums = {"sums": [], "metered_uj": [0], "begins_s": None}
+    results = [{"result": {**sums, "more": more}} for more in (True, False)]
+    with answering(*results, asked=asked) as client:
+        assert client.usage([0, 900]).sums == []
+    assert [one["offset"] for one in asked[4:]] == [0, 0]
+
+
+def test_audit_pages_are_joined_the_oldest_first() -> None:
+    fields = {"t_ns": 1, "last_ns": 1, "count": 1, "warning": False, "event": "set", "gpu": None}
+    asked: list[dict[str, Any]] = []
+    pages = [range(6, 56), range(1, 6)]
+    results = [
+        {"result": {"records": [{**fields, "number": number} for number in page], "dropped": 0}}
+        for page in pages
+    ]
+    with answering(*results, asked=asked) as client:
+        found = client.audit(limit=60).records
+    assert [one.number for one in found] == [*range(1, 56)]
+    assert [(one["before"], one["limit"]) for one in asked] == [(2**62, 50), (6, 10)]
 
 
 def test_an_answer_of_another_form_is_an_error() -> None:
@@ -296,18 +329,25 @@ def test_a_request_of_another_form_is_refused(changes: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("op", "changes", "reason"),
     [
-        ({"windows": [1, 2]}, "three numbers"),
-        ({"windows": [2, 1, 0]}, "ends before it begins"),
-        ({"windows": [-1, 1, 0]}, "greater than or equal"),
-        ({"windows": [1, 2, 0] * 257}, "at most 768"),
-        ({"windows": [1, 2, 0] * 100, "sources": ["GPU-1"] * 64}, "ask in parts"),
-        ({"sources": []}, "at least 1"),
+        ("windows", {"windows": [1, 2]}, "three numbers"),
+        ("windows", {"windows": [2, 1, 0]}, "ends before it begins"),
+        ("windows", {"windows": [-1, 1, 0]}, "greater than or equal"),
+        ("windows", {"windows": [1, 2, 0] * 257}, "at most 768"),
+        ("windows", {"windows": [1, 2, 0] * 100, "sources": ["GPU-1"] * 64}, "ask in parts"),
+        ("windows", {"sources": []}, "at least 1"),
+        ("publish_profile", {"progress": [1.0]}, "one progress for each limit"),
+        ("publish_profile", {"limits_mw": [2, 2]}, "limits must ascend"),
+        ("usage", {"edges": [0, 899]}, "multiples of 900 s"),
+        ("usage", {"edges": [900, 900]}, "edges must ascend"),
+        ("usage", {"by": "gpu"}, "by job or by pod only"),
     ],
 )
-def test_windows_of_another_form_are_refused(changes: dict[str, object], reason: str) -> None:
-    message = {"v": 1, "id": 3, "op": "windows", **ARGUMENTS["windows"]}
+def test_a_request_that_means_nothing_is_refused_with_the_reason(
+    op: str, changes: dict[str, object], reason: str
+) -> None:
+    message = {"v": 1, "id": 3, "op": op, **ARGUMENTS[op]}
     with pytest.raises(ValidationError, match=reason):
         request_adapter.validate_python({**message, **changes})
 
@@ -348,21 +388,75 @@ def test_what_no_gpu_could_take_is_a_fault(
     assert SPECS[Control(control)].fault(value) == fault
 
 
+VALUES = [
+    ("power_limit", [150_500], "150.5 W"),
+    ("gpu_clocks", [], "unlocked"),
+    ("gpu_clocks", [5, 9], "5-9 MHz"),
+    ("memory_clocks", [5, 5], "5 MHz"),
+    ("persistence_mode", [1], "on"),
+    ("persistence_mode", [0], "off"),
+    ("power_profile", [0, 4, 100], "max-p, network, profile-100"),
+    ("power_profile", [], "none"),
+]
+
+
+@pytest.mark.parametrize(("control", "value", "text"), VALUES)
+def test_a_value_has_a_text_which_is_read_back(control: str, value: list[int], text: str) -> None:
+    spec = SPECS[Control(control)]
+    assert spec.text(value) == text
+    if text != "unlocked":
+        assert list(spec.parse(f" {text} ")) == value
+
+
 @pytest.mark.parametrize(
-    ("control", "value", "text"),
+    ("control", "text", "said"),
     [
-        ("power_limit", [150_500], "150.5 W"),
-        ("gpu_clocks", [], "unlocked"),
-        ("gpu_clocks", [5, 9], "5-9 MHz"),
-        ("memory_clocks", [5, 5], "5 MHz"),
-        ("persistence_mode", [1], "on"),
-        ("persistence_mode", [0], "off"),
-        ("power_profile", [0, 4, 100], "max-p, network, profile-100"),
-        ("power_profile", [], "none"),
+        ("power_limit", "1,2", "'1,2' is not a power limit; write watts, such as 250"),
+        ("power_limit", "0.9", "'0.9' is out of range: a power limit is 1 to 100000 W"),
+        ("gpu_clocks", "1,2,3", "is not a graphics clock; write MHz: 1200, or a range such as 900"),
+        ("persistence_mode", "1", "'1' is neither on nor off"),
+        (
+            "power_profile",
+            "max-p,x",
+            "'x' is not a workload power profile; write names such as max",
+        ),
     ],
 )
-def test_a_value_has_a_text(control: str, value: list[int], text: str) -> None:
-    assert SPECS[Control(control)].text(value) == text
+def test_a_text_that_is_no_value_says_what_to_write(control: str, text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        SPECS[Control(control)].parse(text)
+
+
+def test_why_clocks_are_limited_is_said_with_the_author_of_the_limit() -> None:
+    texts = {
+        "heat": "limited by heat",
+        "power": "at the power limit",
+        "power:BMC": "at a limit of the BMC",
+        "power:lease": "at a lease's limit",
+        "power:rack:1": "at the ceiling rack:1",
+    }
+    assert {name: cause_text(name) for name in texts} == texts
+    assert [cause("power", "rack1"), cause("power", None), cause("heat", "rack1")] == [
+        *("power:rack1", "power", "heat")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(), "there is no such socket; start zeusd, or name its socket"),
+        (ConnectionRefusedError(), "is not a socket; name zeusd's socket in ZEUSD_SOCK_PATH"),
+        (PermissionError(), "ask the administrator for the right to use it"),
+        (OSError(36, "File name too long"), "File name too long; check the path"),
+        (TimeoutError(), None),
+        (BrokenPipeError(), None),
+    ],
+)
+def test_why_zeusd_cannot_be_reached(tmp_path: Path, error: OSError, said: str | None) -> None:
+    (tmp_path / "file").touch(0o600)
+    reason = unreachable(str(tmp_path / "file"), error)
+    assert (reason is None) == (said is None)
+    assert str(said or None) in str(reason)
 
 
 def test_profiles_are_known_by_name_and_number_and_limits_in_either_unit() -> None:
@@ -376,35 +470,23 @@ def test_profiles_are_known_by_name_and_number_and_limits_in_either_unit() -> No
     assert {value: limit.meant(value, 100_000, 300_000) for value in meant} == meant
 
 
-def test_the_largest_look_up_fits_the_size_limit() -> None:
-    large = 2**62
-    for sources, count in ((64, 64), (16, 256)):
-        message = {
-            "v": 1,
-            "id": 2**63 - 1,
-            "op": "windows",
-            "deadline_ns": 2**63 - 1,
-            "client": "c" * 32,
-            "sources": ["G" * 96] * sources,
-            "windows": [large, large, 1] * count,
-        }
-        data = encode(message)
-        assert len(data) <= MAX_REQUEST_BYTES
-        request_adapter.validate_python(decode_request(data))
+LARGE = 2**62
 
 
-def test_the_largest_request_fits_the_size_limit() -> None:
-    message = {
-        "v": 1,
-        "id": 2**63 - 1,
-        "op": "acquire",
-        "deadline_ns": 2**63 - 1,
-        "client": "c" * 32,
-        "gpus": ["G" * 96] * 64,
-        "controls": ["persistence_mode"] * 8,
-    }
-    request_adapter.validate_python(message)
-    assert len(encode(message)) <= MAX_REQUEST_BYTES
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"op": "windows", "sources": ["G" * 96] * 64, "windows": [LARGE, LARGE, 1] * 64},
+        {"op": "windows", "sources": ["G" * 96] * 16, "windows": [LARGE, LARGE, 1] * 256},
+        {"op": "acquire", "gpus": ["G" * 96] * 64, "controls": ["persistence_mode"] * 8},
+    ],
+    ids=["sources", "windows", "acquire"],
+)
+def test_the_largest_requests_fit_the_size_limit(arguments: dict[str, object]) -> None:
+    usual = {"v": 1, "id": 2**63 - 1, "deadline_ns": 2**63 - 1, "client": "c" * 32}
+    data = encode({**usual, **arguments})
+    assert len(data) <= MAX_REQUEST_BYTES
+    request_adapter.validate_python(decode_request(data))
 
 
 @pytest.mark.parametrize(
