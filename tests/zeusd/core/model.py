@@ -97,7 +97,8 @@ class Model(Checked):
                 self._reconnect(program)
             if op not in ("release", "heartbeat"):
                 program.wants = program.beats = True
-            self._guarded(lambda: self.ask(program.conn, op, **arguments))
+            if self.up:
+                self._guarded(lambda: self.ask(program.conn, op, **arguments))
             if op == "release" and not arguments.get("gpus") and self.up:
                 program.wants = False  # the request is done, or will be
 
@@ -119,8 +120,8 @@ class Model(Checked):
     def kill(self, process: ProcessIdentity) -> None:
         """A process dies."""
         program = next(one for one in self.programs if one.process == process)
-        program.alive = False
-        if self.up and process in self.watched:
+        was_alive, program.alive = program.alive, False
+        if was_alive and self.up and process in self.watched:
             self._guarded(lambda: self.apply(self.core.process_gone(self.now_ns, process)))
 
     def hang(self, program: Program, stopped: bool) -> None:
@@ -195,12 +196,16 @@ class Model(Checked):
             if odd.clamp_mw is None or (self.up and not doubts):
                 del self.odd[gpu]
 
-    def hide_controls(self, gpu: str, controls: frozenset[Control]) -> None:
-        """The driver fails whenever these controls of a GPU are accessed."""
-        self.hidden[gpu] = controls
+    def heal(self) -> None:
+        """Nothing fails any more; what can be seen of a GPU is seen when zeusd looks again."""
+        self.faults.clear()
+        self.behave()
+        self.reads_fail = False
+        self.journal_broken = False
 
     def look_again(self) -> None:
-        """zeusd reads its GPUs again."""
+        """zeusd reads its GPUs again, all of whose controls can be accessed."""
+        self.hidden.clear()
         if self.up and self.driver_open:
             self._guarded(self.find_gpus)
 
@@ -432,9 +437,9 @@ class Model(Checked):
             self.crash(0)
 
     def _reconnect(self, program: Program) -> None:
-        self._next_conn += 1
-        program.conn = self._next_conn
         if self.up:
+            self._next_conn += 1
+            program.conn = self._next_conn
             self._guarded(
                 lambda: self.connect(program.conn, program.process.pid, program.uid, program.groups)
             )

@@ -3,149 +3,116 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from tests.zeusd.core.checked import CONTROLS, GPUS, ODD_DRIVERS
+from tests.zeusd.core.checked import CONTROLS, GPUS, ODD_DRIVERS, Program
 from tests.zeusd.core.model import FAULTS, POLICIES, Model
-
-WEIGHTS = {
-    "set": 14,
-    "device": 14,
-    "time": 5,
-    "acquire": 3,
-    "release": 3,
-    "goodbye": 1,
-    "reset": 1,
-    "kill": 4,
-    "hang": 3,
-    "resume": 3,
-    "compute": 3,
-    "computed": 3,
-    "start_program": 3,
-    "outside": 3,
-    "fault": 3,
-    "odd_driver": 3,
-    "hide": 1,
-    "look_again": 2,
-    "heal": 3,
-    "journal": 1,
-    "crash": 3,
-    "crash_soon": 3,
-    "start_zeusd": 6,
-    "stop": 1,
-    "restart": 1,
-    "revoke": 1,
-    "restore": 2,
-    "persist": 2,
-    "ceiling": 4,
-    "jobs_end": 1,
-    "look_around": 3,
-    "quiesce": 1,
-    "take_up": 2,
-    "driver": 1,
-    "reload": 1,
-}
+from zeus_ipc.controls import Control
 
 
-def run_schedule(seed: int, steps: int = 30) -> Model:
+@dataclass
+class Event:
+    """Whom and what an event may be about."""
+
+    model: Model
+    rng: random.Random
+    program: Program
+    gpu: str
+    control: Control
+
+    @property
+    def admin(self) -> Program:
+        return self.model.programs[1]
+
+    def device(self) -> None:
+        for _ in range(self.rng.randrange(1, 6)):
+            self.model.device_step(self.rng.randrange(8))
+
+    def acquire(self) -> None:
+        controls = [one.value for one in self.rng.sample(CONTROLS, self.rng.randrange(1, 4))]
+        more = {"ttl_ms": self.rng.choice((0, 0, 2_000, 60_000)), "together": self.chance(0.7)}
+        self.model.request(self.program, "acquire", gpus=[self.gpu], controls=controls, **more)
+
+    def release(self) -> None:
+        self.model.request(self.program, "release", gpus=[self.gpu] if self.chance(0.5) else [])
+
+    def outside(self) -> None:
+        self.model.outside(self.gpu, self.rng.randrange(5))
+        self.model.request_outside(self.gpu, self.rng.randrange(3))
+
+    def fault(self) -> None:
+        code = self.rng.choice(FAULTS)
+        self.model.faults[self.gpu, self.rng.choice((self.control, None))] = code
+        self.model.reads_fail = self.chance(0.3)
+
+    def hide(self) -> None:
+        hidden = self.rng.sample(CONTROLS, self.rng.randrange(1, 5))
+        self.model.hidden[self.gpu] = frozenset(hidden)
+
+    def ceiling(self) -> None:
+        ttl_ms = self.rng.choice((0, 0, 500, 5_000, 30_000))
+        self.model.ceiling(self.admin, self.gpu, self.rng.randrange(10), ttl_ms)
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+
+EVENTS: tuple[tuple[int, Callable[[Event], object]], ...] = (
+    (14, lambda e: e.model.set(e.program, e.gpu, e.control, e.rng.randrange(5), e.chance(0.7))),
+    (14, Event.device),
+    (5, lambda e: e.model.pass_time(e.rng.choice((0.1, 1.0, 6.0, 16.0, 70.0)))),
+    (3, Event.acquire),
+    (3, Event.release),
+    (1, lambda e: e.model.request(e.program, "goodbye")),
+    (1, lambda e: e.model.request(e.program, "reset", gpus=[e.gpu], control=e.control.value)),
+    (4, lambda e: e.model.kill(e.program.process)),
+    (3, lambda e: e.model.hang(e.program, True)),
+    (3, lambda e: e.model.hang(e.program, False)),
+    (3, lambda e: e.model.compute(e.program, True)),
+    (3, lambda e: e.model.compute(e.program, False)),
+    (3, lambda e: len(e.model.programs) < 6 and e.model.start_program()),
+    (3, Event.outside),
+    (3, Event.fault),
+    (3, lambda e: e.model.misbehave(e.gpu, e.rng.choice(ODD_DRIVERS))),
+    (1, Event.hide),
+    (2, lambda e: e.model.look_again()),
+    (3, lambda e: e.model.heal()),
+    (1, lambda e: setattr(e.model, "journal_broken", True)),
+    (3, lambda e: e.model.up and e.model.crash(e.rng.randrange(4))),
+    (3, lambda e: setattr(e.model, "crash_in", e.rng.randrange(6))),
+    (6, lambda e: e.model.start_zeusd()),
+    (1, lambda e: e.model.stop_zeusd(restore=True)),
+    (1, lambda e: e.model.stop_zeusd(restore=False)),
+    (1, lambda e: e.model.revoke(e.admin, e.gpu)),
+    (2, lambda e: e.model.restore(e.admin, e.gpu, e.control)),
+    (2, lambda e: e.model.persist(e.admin, e.gpu, e.control)),
+    (4, Event.ceiling),
+    (1, lambda e: e.model.jobs_end()),
+    (3, lambda e: e.model.look_around()),
+    (1, lambda e: e.model.quiesce(e.admin)),
+    (2, lambda e: e.model.request(e.admin, "resume")),
+    (1, lambda e: e.model.reload_driver()),
+    (1, lambda e: e.model.reconfigure(e.rng.choice(POLICIES))),
+)
+"""What can happen, and how often."""
+
+
+def run_schedule(seed: int | random.Random) -> Model:
     """One schedule from start to end, checked throughout.
 
     Raises:
         AssertionError: Something was not as it must be.
     """
-    rng = random.Random(seed)
+    rng = random.Random(seed) if isinstance(seed, int) else seed
     model = Model(rng.choice(POLICIES))
     model.start_program()
     model.start_program(admin=True)
-    names, weights = list(WEIGHTS), list(WEIGHTS.values())
-    for name in rng.choices(names, weights, k=steps):
-        _step(model, name, rng)
+    weights, happenings = zip(*EVENTS, strict=True)
+    for happens in rng.choices(happenings, weights, k=30):
+        program = rng.choice(model.programs)
+        happens(Event(model, rng, program, rng.choice(GPUS), rng.choice(CONTROLS)))
         model.check()
     model.settle()
     model.finish()
     return model
-
-
-def _step(model: Model, name: str, rng: random.Random) -> None:
-    program = rng.choice(model.programs)
-    gpu, control = rng.choice(GPUS), rng.choice(CONTROLS)
-    if name == "set":
-        model.set(program, gpu, control, rng.randrange(5), block=rng.random() < 0.7)
-    elif name == "device":
-        for _ in range(rng.randrange(1, 6)):
-            model.device_step(rng.randrange(8))
-    elif name == "time":
-        model.pass_time(rng.choice((0.1, 1.0, 6.0, 16.0, 70.0)))
-    elif name == "acquire":
-        controls = [one.value for one in rng.sample(CONTROLS, rng.randrange(1, 4))]
-        ttl_ms = rng.choice((0, 0, 2_000, 60_000))
-        together = rng.random() < 0.7
-        model.request(
-            program, "acquire", gpus=[gpu], controls=controls, ttl_ms=ttl_ms, together=together
-        )
-    elif name == "release":
-        model.request(program, "release", gpus=[gpu] if rng.random() < 0.5 else [])
-    elif name == "goodbye":
-        model.request(program, "goodbye")
-    elif name == "reset":
-        model.request(program, "reset", gpus=[gpu], control=control.value)
-    elif name == "kill":
-        if program.alive:
-            model.kill(program.process)
-    elif name in ("hang", "resume"):
-        model.hang(program, name == "hang")
-    elif name in ("compute", "computed"):
-        model.compute(program, name == "compute")
-    elif name == "start_program":
-        if len(model.programs) < 6:
-            model.start_program()
-    elif name == "outside":
-        model.outside(gpu, rng.randrange(5))
-        model.request_outside(gpu, rng.randrange(3))
-    elif name == "fault":
-        model.faults[(gpu, rng.choice((control, None)))] = rng.choice(FAULTS)
-        model.reads_fail = rng.random() < 0.3
-    elif name == "odd_driver":
-        model.misbehave(gpu, rng.choice(ODD_DRIVERS))
-    elif name == "hide":
-        model.hide_controls(gpu, frozenset(rng.sample(CONTROLS, rng.randrange(1, 5))))
-    elif name == "look_again":
-        model.hidden.clear()
-        model.look_again()
-    elif name == "heal":
-        model.faults.clear()
-        model.behave()
-        model.reads_fail = False
-        model.journal_broken = False
-    elif name == "journal":
-        model.journal_broken = True
-    elif name == "crash":
-        if model.up:
-            model.crash(rng.randrange(4))
-    elif name == "crash_soon":
-        model.crash_in = rng.randrange(6)
-    elif name == "start_zeusd":
-        model.start_zeusd()
-    elif name in ("stop", "restart"):
-        model.stop_zeusd(restore=name == "stop")
-    elif name == "revoke":
-        model.revoke(model.programs[1], gpu)
-    elif name == "restore":
-        model.restore(model.programs[1], gpu, control)
-    elif name == "persist":
-        model.persist(model.programs[1], gpu, control)
-    elif name == "ceiling":
-        ttl_ms = rng.choice((0, 0, 500, 5_000, 30_000))
-        model.ceiling(model.programs[1], gpu, rng.randrange(10), ttl_ms)
-    elif name == "jobs_end":
-        model.jobs_end()
-    elif name == "look_around":
-        model.look_around()
-    elif name == "quiesce":
-        model.quiesce(model.programs[1])
-    elif name == "take_up":
-        model.request(model.programs[1], "resume")
-    elif name == "driver":
-        if not model.up:
-            model.reload_driver()
-    elif name == "reload":
-        model.reconfigure(rng.choice(POLICIES))

@@ -32,11 +32,6 @@ USERS = {
 }
 
 
-def outcome(world: World, op: str, gpu: str = GPU0, **arguments: object) -> str:
-    result = world.call(1, op, gpus=[gpu], **arguments)["result"]["gpus"][gpu]
-    return result["error"]["code"] if "error" in result else "ok"
-
-
 @pytest.mark.parametrize(("user", "control"), list(itertools.product(USERS, Control)))
 def test_the_default_for_every_user_and_control(user: str, control: Control) -> None:
     world = World(access=DEFAULT)
@@ -44,9 +39,9 @@ def test_the_default_for_every_user_and_control(user: str, control: Control) -> 
     allowed = user in ("admin", "root") or (
         user == "member" and control is not Control.PERSISTENCE_MODE
     )
-    found = outcome(world, "set", control=control.value, value=SETS[control])
+    found = world.code(1, "set", control=control.value, value=SETS[control])
     assert found == ("ok" if allowed else "permission_denied")
-    assert outcome(world, "acquire", controls=[control.value]) == (
+    assert world.code(1, "acquire", controls=[control.value]) == (
         "ok" if allowed else "permission_denied"
     )
     assert bool(world.writes) is allowed
@@ -62,7 +57,7 @@ def test_root_is_an_administrator_where_the_site_says_so(root: str, on_host: int
     world.connect(1, uid=0, on_host=bool(on_host))
     allowed = root == "always" or (root == "host" and on_host)
     expected = "ok" if allowed else "permission_denied"
-    assert outcome(world, "set", control="power_limit", value=[200_000]) == expected
+    assert world.code(1, "set", control="power_limit", value=[200_000]) == expected
 
 
 def test_a_rule_is_for_its_gpus_controls_and_range() -> None:
@@ -73,17 +68,17 @@ def test_a_rule_is_for_its_gpus_controls_and_range() -> None:
         ranges={Control.POWER_LIMIT: (150_000, 250_000), Control.GPU_CLOCKS: (600, 1200)},
     )
     world = World(limits_mw=(300_000, 300_000), access=Access(rules=(rule,)))
-    world.connect(1)
     for watts, expected in ((149, "out_of_range"), (150, "ok"), (250, "ok"), (251, "out_of_range")):
-        assert outcome(world, "set", control="power_limit", value=[watts * 1000]) == expected
-    for low, high, expected in ((599, 900, "out_of_range"), (600, 1200, "ok"), (700, 1201, "no")):
-        got = outcome(world, "set", control="gpu_clocks", value=[low, high])
-        assert got == ("out_of_range" if expected == "no" else expected)
-    assert outcome(world, "reset", control="power_limit") == "ok", "back is always within"
-    assert (
-        outcome(world, "set", GPU1, control="power_limit", value=[200_000]) == "permission_denied"
-    )
-    assert outcome(world, "set", control="memory_clocks", value=[300, 900]) == "permission_denied"
+        assert world.code(1, "set", control="power_limit", value=[watts * 1000]) == expected
+    for low, high, expected in (
+        (599, 900, "out_of_range"),
+        (600, 1200, "ok"),
+        (700, 1201, "out_of_range"),
+    ):
+        assert world.lock_clocks(1, low, high) == expected
+    assert world.code(1, "reset", control="power_limit") == "ok", "back is always within"
+    assert world.code(1, "set", GPU1, control="power_limit", value=[200_000]) == "permission_denied"
+    assert world.code(1, "set", control="memory_clocks", value=[300, 900]) == "permission_denied"
 
 
 def test_any_rule_that_covers_the_value_suffices() -> None:
@@ -92,10 +87,9 @@ def test_any_rule_that_covers_the_value_suffices() -> None:
         AllowRule(uids=frozenset({1000}), ranges={Control.POWER_LIMIT: (100_000, 150_000)}),
     )
     world = World(access=Access(rules=rules))
-    world.connect(1)
-    assert outcome(world, "set", control="power_limit", value=[120_000]) == "ok"
-    assert outcome(world, "set", control="power_limit", value=[220_000]) == "ok"
-    assert outcome(world, "set", control="power_limit", value=[180_000]) == "out_of_range"
+    assert world.code(1, "set", control="power_limit", value=[120_000]) == "ok"
+    assert world.code(1, "set", control="power_limit", value=[220_000]) == "ok"
+    assert world.code(1, "set", control="power_limit", value=[180_000]) == "out_of_range"
 
 
 def test_a_refusal_names_what_would_help() -> None:
@@ -104,11 +98,9 @@ def test_a_refusal_names_what_would_help() -> None:
         AllowRule(gids=frozenset({ADMINS}), group_names=("hpc",), gpus=("no-such-gpu",)),
     )
     world = World(access=Access(rules=rules))
-    world.connect(1)
 
     def refused(op: str, **arguments: Any) -> str:
-        reply = world.call(1, op, gpus=[GPU0], **arguments)
-        return str(reply["result"]["gpus"][GPU0]["error"]["message"])
+        return str(world.result(1, op, **arguments)["error"]["message"])
 
     message = refused("set", control="power_limit", value=[200_000])
     assert message.endswith("; ask the administrator to add you to the group zeus")
@@ -120,20 +112,19 @@ def test_a_gpu_may_be_named_by_index_or_product() -> None:
     for pattern in ("0", "Test*", GPU0[:6] + "*"):
         world = World(access=Access(rules=(AllowRule(everyone=True, gpus=(pattern,)),)))
         world.connect(1)
-        assert outcome(world, "set", control="power_limit", value=[200_000]) == "ok"
+        assert world.code(1, "set", control="power_limit", value=[200_000]) == "ok"
 
 
 def test_a_connection_follows_other_rules_and_a_gpu_that_is_another_by_now() -> None:
     world = World(access=Access(rules=(AllowRule(everyone=True, gpus=("0",)),)))
-    world.connect(1)
-    assert outcome(world, "set", control="power_limit", value=[200_000]) == "ok"
+    assert world.code(1, "set", control="power_limit", value=[200_000]) == "ok"
     core, now_ns = world.core, world.now_ns
     world.apply(core.gpus_found(now_ns, "1.0", [facts(GPU0, 3)], world.driver))
-    assert outcome(world, "set", control="power_limit", value=[210_000]) == "permission_denied"
+    assert world.code(1, "set", control="power_limit", value=[210_000]) == "permission_denied"
     world.find_gpus()
-    assert outcome(world, "set", control="power_limit", value=[210_000]) == "ok"
+    assert world.code(1, "set", control="power_limit", value=[210_000]) == "ok"
     world.apply(core.reconfigure(now_ns, replace(world.settings, access=Access())))
-    assert outcome(world, "set", control="power_limit", value=[220_000]) == "permission_denied"
+    assert world.code(1, "set", control="power_limit", value=[220_000]) == "permission_denied"
     assert world.limit_w() == 210
 
 
@@ -146,19 +137,18 @@ def test_only_computing_users_may_lease_a_gpu_if_the_site_requires_it() -> None:
     world = World(access=access)
     world.connect(1, uid=1000)
     world.connect(2, uid=1001, groups=frozenset({ADMINS}))
-    assert outcome(world, "set", control="power_limit", value=[200_000]) == "permission_denied"
-    assert outcome(world, "acquire", controls=["power_limit"]) == "permission_denied"
+    assert world.code(1, "set", control="power_limit", value=[200_000]) == "permission_denied"
+    assert world.code(1, "acquire", controls=["power_limit"]) == "permission_denied"
     assert not world.writes
     world.compute_uids = frozenset({1000, 4})
-    assert outcome(world, "set", control="power_limit", value=[200_000]) == "ok"
+    assert world.code(1, "set", control="power_limit", value=[200_000]) == "ok"
     world.compute_uids = frozenset()  # between two jobs of the same process
-    assert outcome(world, "set", control="power_limit", value=[190_000]) == "ok", (
+    assert world.code(1, "set", control="power_limit", value=[190_000]) == "ok", (
         "it holds the lease"
     )
     world.call(1, "release")
-    assert outcome(world, "set", control="power_limit", value=[200_000]) == "permission_denied"
-    reply = world.call(2, "set", gpus=[GPU0], control="power_limit", value=[200_000])
-    assert reply["result"]["gpus"][GPU0] == {}
+    assert world.code(1, "set", control="power_limit", value=[200_000]) == "permission_denied"
+    assert world.set_power(2, 200) == {}
 
 
 def test_the_loser_learns_the_process_only_of_its_own_user() -> None:
@@ -204,21 +194,20 @@ def test_writes_of_one_user_are_bounded_and_others_do_not_notice() -> None:
     world.connect(2, pid=1, uid=1000)
     world.connect(3, uid=1001)
     codes = [
-        outcome(world, "set", control="power_limit", value=[200_000 + step]) for step in range(30)
+        world.code(1, "set", control="power_limit", value=[200_000 + step]) for step in range(30)
     ]
     assert codes == ["ok"] * 20 + ["overloaded"] * 10
     assert "error" in world.set_power(2, 150), "the bound is the user's, not the connection's"
     assert world.set_power(3, 150, GPU1) == {}
     world.advance(0.5)
-    codes = [outcome(world, "set", control="power_limit", value=[200_000]) for _ in range(6)]
+    codes = [world.code(1, "set", control="power_limit", value=[200_000]) for _ in range(6)]
     assert codes == ["ok"] * 5 + ["overloaded"]
 
 
 def test_refusals_are_logged_but_not_flooded() -> None:
     world = World(access=DEFAULT)
-    world.connect(1)
     for _ in range(500):
-        outcome(world, "set", control="power_limit", value=[200_000])
+        world.code(1, "set", control="power_limit", value=[200_000])
     assert 1 <= len(world.events("refused")) <= 20
 
 
@@ -237,13 +226,11 @@ def test_a_user_holds_at_most_so_many_leases_and_others_do_not_notice() -> None:
     assert world.set_power(1, 200) == {}
     assert world.set_power(2, 200, GPU1) == {}
     assert world.set_power(1, 210) == {}, "a lease that is held goes on"
-    reply = world.call(3, "set", gpus=[GPU0], control="gpu_clocks", value=[300, 900])
-    error = reply["result"]["gpus"][GPU0]["error"]
+    error = world.result(3, "set", control="gpu_clocks", value=[300, 900])["error"]
     assert error["code"] == "overloaded"
     assert "holds 2 leases already" in error["message"]
     world.connect(9, uid=1001)
-    reply = world.call(9, "set", gpus=[GPU0], control="gpu_clocks", value=[300, 900])
-    assert "error" not in reply["result"]["gpus"][GPU0]
+    assert world.lock_clocks(9, 300, 900) == "ok"
 
 
 def test_a_user_whose_processes_lose_leases_and_never_look_gets_no_more() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, make_world
-from tests.zeusd.core.world import GPU0, World
+from tests.zeusd.core.world import ADMIN, ALICE, BOB, GPU0, World, staffed
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import LedgerState, LedgerTotal, Metrics
 from zeus_ipc.requests import Allocate
@@ -27,7 +26,7 @@ WRITES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 def world() -> World:
-    return make_world()
+    return staffed()
 
 
 @pytest.mark.parametrize(("op", "arguments"), WRITES)
@@ -52,8 +51,7 @@ def test_only_gpus_that_are_here_are_allocated(world: World) -> None:
 
 def test_a_ledger_that_fails_is_an_error_of_each_gpu_and_of_nothing_else(world: World) -> None:
     world.ledger = Failure(ErrorCode.LEDGER_FAILED, "the disk is full")
-    reply = world.call(ADMIN, "allocate", gpus=[GPU0], name="7")
-    assert reply["result"]["gpus"][GPU0]["error"]["code"] == ErrorCode.LEDGER_FAILED
+    assert world.code(ADMIN, "allocate", name="7") == ErrorCode.LEDGER_FAILED
     assert world.set_power(ALICE, 200) == {}
     world.ledger = ABSENT
     assert world.call(ALICE, "usage", edges=DAY)["error"]["code"] == ErrorCode.NOT_SUPPORTED

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, POWER, make_world
-from tests.zeusd.core.world import GPU0, World
-from zeus_ipc.controls import Control
+from tests.zeusd.core.world import ADMIN, ALICE, BOB, GPU0, POWER, World, site, staffed
+from zeus_ipc.replies import AuditRecords
+from zeus_ipc.requests import MAX_RECORDS
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.audit_log import KEPT, REPEATED_NS, AuditLog
 from zeusd.core.effects import Note
 from zeusd.core.outbox import Outbox
-from zeusd.core.policy import GpuRule, SitePolicy
 
 FAILED = "restore_failed"
 
 
-def test_a_revoked_lease_names_who_revoked_it() -> None:
-    world = make_world()
+@pytest.fixture
+def world() -> World:
+    return staffed()
+
+
+def test_a_revoked_lease_names_who_revoked_it(world: World) -> None:
     world.set_power(ALICE, 200)
     world.call(ADMIN, "release", whose="all")
     (record,) = world.events("revoked")
@@ -27,9 +28,8 @@ def test_a_revoked_lease_names_who_revoked_it() -> None:
     assert (record["reason"], record["lease"]) == ("the lease of user 1002", f"102-{world.now_ns}")
 
 
-def test_no_record_tells_other_users_a_pid() -> None:
+def test_no_record_tells_other_users_a_pid(world: World) -> None:
     """Neither in a field nor in a text."""
-    world = make_world()
     world.set_power(ALICE, 200)
     world.call(ADMIN, "release", whose="all")
     world.call(BOB, "set", gpus=[GPU0], control="memory_clocks", value=[1, 2])  # not allowed
@@ -42,8 +42,7 @@ def test_no_record_tells_other_users_a_pid() -> None:
     assert "102" not in str(others).replace("1002", "")
 
 
-def test_an_outside_change_on_an_idle_gpu_is_recorded_once() -> None:
-    world = make_world()
+def test_an_outside_change_on_an_idle_gpu_is_recorded_once(world: World) -> None:
     world.look_around()
     assert world.events("outside_change") == []
     world.values[POWER] = (150_000,)
@@ -56,8 +55,7 @@ def test_an_outside_change_on_an_idle_gpu_is_recorded_once() -> None:
     assert len(world.events("outside_change")) == 2
 
 
-def test_zeusds_own_write_is_not_an_outside_change() -> None:
-    world = make_world()
+def test_zeusds_own_write_is_not_an_outside_change(world: World) -> None:
     world.set_power(ALICE, 200)
     world.look_around()
     world.call(ALICE, "release")
@@ -67,8 +65,7 @@ def test_zeusds_own_write_is_not_an_outside_change() -> None:
     assert world.events("outside_change") == []
 
 
-def test_a_lost_gpu_is_one_record() -> None:
-    world = make_world()
+def test_a_lost_gpu_is_one_record(world: World) -> None:
     world.faults[POWER] = 15
     for _ in range(3):
         world.set_power(ALICE, 200)
@@ -83,9 +80,8 @@ def test_a_lost_gpu_is_one_record() -> None:
     assert len(world.events("gpu_lost")) == 2
 
 
-def test_a_gpu_that_answers_again_has_returned() -> None:
+def test_a_gpu_that_answers_again_has_returned(world: World) -> None:
     """Without a scan for GPUs; and not while it answers only some calls."""
-    world = make_world()
     world.reads_fail = True
     world.faults[POWER] = 15
     world.set_power(ALICE, 200)
@@ -102,10 +98,10 @@ def test_a_restart_is_no_record_for_each_gpu() -> None:
     world = World(limits_mw=(300_000, 300_000))
     assert len(world.events("gpu_found")) == 2
     world.notes.clear()
-    world.start_core(alive=set())
+    world.restart()
     assert world.events("gpu_found") == []
     world.driver = "driver-2"
-    world.start_core(alive=set())
+    world.restart()
     assert len(world.events("gpu_found")) == 2
 
 
@@ -141,8 +137,9 @@ def test_a_repeated_warning_whose_record_is_gone_is_recorded_again() -> None:
     assert log.newest(0, 2**62, 1)[0].event == "gpu_lost"
 
 
-def test_a_user_who_acquires_and_releases_for_ever_pushes_out_only_own_records() -> None:
-    world = make_world()
+def test_a_user_who_acquires_and_releases_for_ever_pushes_out_only_own_records(
+    world: World,
+) -> None:
     world.set_power(ALICE, 200)
     world.call(ALICE, "release")
     records = world.core.audit_log.newest(0, 2**62, KEPT)
@@ -152,6 +149,12 @@ def test_a_user_who_acquires_and_releases_for_ever_pushes_out_only_own_records()
         world.call(BOB, "release")
     later = world.core.audit_log.newest(0, 2**62, 2 * KEPT)
     assert len(later) == KEPT
+    page = AuditRecords.model_validate(world.call(ADMIN, "audit")["result"])
+    assert (len(page.records), page.dropped) == (MAX_RECORDS, world.core.audit_log.dropped)
+    first = page.records[0].number
+    assert first == page.records[-1].number - MAX_RECORDS + 1
+    earlier = world.call(ADMIN, "audit", before=first, limit=20)["result"]["records"]
+    assert [one["number"] for one in earlier] == list(range(first - 20, first))
     assert later[: len(records)] == records
     assert world.core.audit_log.dropped > KEPT / 2
     log, (kept, again) = world.core.audit_log, (AuditLog(), AuditLog())
@@ -176,7 +179,6 @@ def test_many_subordinate_uids_are_one_user() -> None:
     """Of all limits for one user: their records push out only that user's."""
     access = Access(rules=(AllowRule(uids=frozenset({1000})),), writes_per_second=5)
     world = World(access=access, owner_of=lambda uid: 2000 if uid >= 100_000 else uid)
-    world.connect(1)
     world.set_power(1, 200)
     records = world.core.audit_log.newest(0, 2**62, KEPT)
     codes = set()
@@ -198,10 +200,9 @@ def test_many_subordinate_uids_are_one_user() -> None:
 
 def test_each_failed_attempt_of_a_restore_counts_in_one_record() -> None:
     world = World()
-    holder = world.connect(1)
     world.set_power(1, 200)
     world.faults[POWER] = 10
-    world.kill(holder)
+    world.die(1)
     world.advance(600)
     (failed,) = (one for one in world.core.audit_log.newest(0, 2**62, 1000) if one.event == FAILED)
     assert failed.count > 100
@@ -214,9 +215,7 @@ def test_each_failed_attempt_of_a_restore_counts_in_one_record() -> None:
 def test_a_limit_that_cannot_be_enforced_delays_no_stop(code: int) -> None:
     world = World()
     world.faults[POWER] = code
-    rule = GpuRule("*", {Control.POWER_LIMIT: (200_000,)}, enforce=True)
-    settings = replace(world.settings, site=SitePolicy(rules=(rule,)))
-    world.apply(world.core.reconfigure(world.now_ns, settings))
+    world.reload(site(200, enforce=True))
     world.advance(60)
     assert world.values[POWER] == (300_000,)
     world.apply(world.core.stop(world.now_ns))

@@ -6,33 +6,36 @@ from typing import Any
 
 import pytest
 
-from tests.zeusd.core.test_administration import (
+from tests.zeusd.core.world import (
     ADMIN,
     ALICE,
     BOB,
     CLOCKS,
+    GPU0,
     POWER,
-    connect,
-    make_world,
+    Odd,
+    World,
+    site,
+    staffed,
 )
-from tests.zeusd.core.world import GPU0, Odd, World
 from zeus_ipc.controls import Control
 from zeusd.core.bounds import Ceilings
 from zeusd.core.entries import CeilingEntry
-from zeusd.core.model import GpuFacts, ProcessIdentity
-from zeusd.core.policy import GpuRule, SitePolicy
+from zeusd.core.model import GpuFacts
+from zeusd.core.policy import SitePolicy
 
 
 @pytest.fixture
 def world() -> World:
-    return make_world()
+    return staffed()
+
+
+LOCKING = site(clocks=(300, 1200), enforce=True)
 
 
 def bound(world: World, watts: int | None, name: str = "fleet", **more: Any) -> dict[str, Any]:
     value = None if watts is None else [watts * 1000]
-    reply = world.call(ADMIN, "set_ceiling", gpus=[GPU0], name=name, value=value, **more)
-    result: dict[str, Any] = reply["result"]["gpus"][GPU0]
-    return result
+    return world.result(ADMIN, "set_ceiling", name=name, value=value, **more)
 
 
 def test_the_least_of_the_ceilings_counts() -> None:
@@ -57,16 +60,13 @@ def test_an_idle_gpu_is_lowered_to_a_ceiling_and_raised_again(world: World) -> N
     assert world.limit_w() == 250
     bound(world, None)
     assert world.limit_w() == 300
-    assert [
-        key for key in world.journal if key.startswith(("pending/", "ceiling/", "resting/"))
-    ] == []
+    assert world.journaled("pending", "ceiling", "resting") == []
 
 
 def test_a_refusal_names_what_bounds_the_value(world: World) -> None:
     def refusal(watts: float) -> str:
-        asked = round(watts * 1000)
-        reply = world.call(ALICE, "set", gpus=[GPU0], control="power_limit", value=[asked])
-        return str(reply["result"]["gpus"][GPU0]["error"]["message"])
+        asked = world.result(ALICE, "set", control="power_limit", value=[round(watts * 1000)])
+        return str(asked["error"]["message"])
 
     assert "is outside 100 to 300 W: this GPU accepts no less; choose" in refusal(50)
     assert "this GPU accepts no more" in refusal(350)
@@ -86,16 +86,10 @@ def test_what_is_offered_is_what_is_accepted(world: World) -> None:
     world.core.node.gpus[GPU0].facts = GpuFacts(info.model_copy(update=clocks))
     offered = world.call(ADMIN, "policy")["result"]["gpus"][GPU0]
     assert offered["gpu_clocks"]["ranges"] == [[210, 1410]]
-
-    def code(control: str, low: int, high: int) -> str:
-        asked = {"gpus": [GPU0], "control": control, "value": [low, high]}
-        found = world.call(ADMIN, "set", **asked)["result"]["gpus"]
-        return str(found[GPU0].get("error", {"code": "ok"})["code"])
-
     for span, wanted in (((210, 1410), "ok"), ((0, 300), "ok"), ((3000, 3000), "out_of_range")):
-        assert code("gpu_clocks", *span) == wanted
+        assert world.lock_clocks(ADMIN, *span) == wanted
     for span, wanted in (((810, 810), "ok"), ((2000, 2000), "out_of_range")):
-        assert code("memory_clocks", *span) == wanted
+        assert world.code(ADMIN, "set", control="memory_clocks", value=[*span]) == wanted
 
 
 def test_a_lease_stays_below_it_and_gets_its_requested_value_later(world: World) -> None:
@@ -124,7 +118,7 @@ def test_a_value_left_by_a_ceiling_is_forgotten_once_it_is_changed_outside(world
     world.values[POWER] = (215_000,)
     bound(world, None)
     assert world.limit_w() == 215
-    assert [key for key in world.journal if key.startswith("resting/")] == []
+    assert world.journaled("resting") == []
 
 
 def test_at_its_deadline_it_falls_to_its_floor_also_over_a_restart(world: World) -> None:
@@ -143,8 +137,7 @@ def test_at_its_deadline_it_falls_to_its_floor_also_over_a_restart(world: World)
     world.advance(0.001)
     assert world.limit_w() == 150
     assert world.set_power(ALICE, 200)["error"]["code"] == "out_of_range"
-    world.start_core(alive=set())
-    connect(world)
+    world.restart()
     assert world.limit_w() == 150
     bound(world, None)
     assert world.limit_w() == 300
@@ -153,7 +146,7 @@ def test_at_its_deadline_it_falls_to_its_floor_also_over_a_restart(world: World)
 def test_a_deadline_that_passes_while_zeusd_is_down_counts_at_its_start(world: World) -> None:
     bound(world, 280, ttl_ms=30_000, fallback=[150_000])
     world.now_ns += 40_000_000_000
-    world.start_core(alive=set())
+    world.restart()
     assert world.limit_w() == 150
 
 
@@ -165,12 +158,11 @@ def test_a_stop_lowers_at_once_what_a_deadline_would_lower_later(world: World, h
         world.set_power(ALICE, 270)
     world.apply(world.core.stop(world.now_ns, restore=False))
     assert world.limit_w() == (270 if held else 280)
-    world.start_core(alive=set())
+    world.restart()
     assert world.limit_w() == 280
     world.apply(world.core.stop(world.now_ns))
     assert world.limit_w() == 150
-    world.start_core(alive=set())
-    connect(world)
+    world.restart()
     assert world.limit_w() == 150
     bound(world, 260, ttl_ms=30_000)
     world.apply(world.core.stop(world.now_ns))
@@ -192,8 +184,7 @@ def test_a_ceiling_that_is_held_up_ends_no_later(world: World) -> None:
 
 def test_ceilings_survive_a_restart_and_values_left_by_them_are_restored(world: World) -> None:
     bound(world, 200)
-    world.start_core(alive=set())
-    connect(world)
+    world.restart()
     assert world.limit_w() == 200
     assert world.set_power(ALICE, 210)["error"]["code"] == "out_of_range"
     bound(world, None)
@@ -208,8 +199,8 @@ def test_a_value_left_by_a_ceiling_is_restored_although_zeusd_is_killed_on_the_w
     world.hold = True
     world.ask(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=None)
     world.hold = False
-    assert not [key for key in world.journal if key.startswith("ceiling/")]
-    world.start_core(alive=set())
+    assert not world.journaled("ceiling")
+    world.restart()
     assert world.limit_w() == 300
 
 
@@ -297,17 +288,11 @@ def test_a_rounding_driver_rests_where_it_can(world: World) -> None:
     assert world.limit_w() == 300
 
 
-def enforcing(power_limit_w: int, enforce: bool = True) -> SitePolicy:
-    return SitePolicy(
-        rules=(GpuRule("*", {Control.POWER_LIMIT: (1000 * power_limit_w,)}, enforce=enforce),)
-    )
-
-
 @pytest.mark.parametrize(("enforce", "watts"), [(True, 220), (False, 300)])
 def test_a_site_limit_is_written_without_any_lease_if_it_is_enforced(
     enforce: bool, watts: int
 ) -> None:
-    world = make_world(enforcing(220, enforce))
+    world = staffed(site(220, enforce=enforce))
     assert world.limit_w() == watts
     world.call(ADMIN, "quiesce")
     world.values[POWER] = (300_000,)
@@ -323,28 +308,24 @@ def test_a_site_limit_is_written_without_any_lease_if_it_is_enforced(
 
 
 def test_an_enforced_site_limit_leaves_a_lower_one_alone_and_follows_a_reload() -> None:
-    world = make_world(enforcing(220))
+    world = staffed(site(220, enforce=True))
     world.values[POWER] = (180_000,)
     world.look_around()
     assert world.limit_w() == 180
-    world.reload(enforcing(150))
+    world.reload(site(150, enforce=True))
     assert world.limit_w() == 150
-    world.reload(enforcing(200))
+    world.reload(site(200, enforce=True))
     assert world.limit_w() == 200, "what zeusd itself lowered follows the limit up"
-    world.reload(enforcing(170, enforce=False))
+    world.reload(site(170))
     world.values[POWER] = (250_000,)
     world.look_around()
     assert world.limit_w() == 250, "it is not enforced any more"
 
 
-def locking(enforce: bool = True, high_mhz: int = 1200) -> SitePolicy:
-    return SitePolicy(rules=(GpuRule("*", {Control.GPU_CLOCKS: (300, high_mhz)}, enforce=enforce),))
-
-
 @pytest.mark.parametrize("enforce", [True, False])
 def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enforce: bool) -> None:
     clocks = (300, 1200) if enforce else ()
-    world = make_world(locking(enforce))
+    world = staffed(site(clocks=(300, 1200), enforce=enforce))
     assert world.values[CLOCKS] == clocks
     assert world.core.node.unreadable(GPU0)["gpu_clocks"] == list(clocks), "what is shown is true"
     world.call(ADMIN, "quiesce")
@@ -360,15 +341,14 @@ def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enf
 
 
 def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_released() -> None:
-    world = make_world(enforcing(210, True))
+    world = staffed(site(210, enforce=True))
     world.hold = True
-    world.ask(ALICE, "set", gpus=[GPU0], control="power_limit", value=[200_000])
-    world.reload(enforcing(220, False))
-    world.values[GPU0, Control.POWER_LIMIT] = (250_000,)
+    world.ask_power(ALICE, 200)
+    world.reload(site(220))
+    world.values[POWER] = (250_000,)
     world.hold = False
     world.journal_broken = True
-    world.start_core(alive={ProcessIdentity(102, 77)})  # a value above 220 W cannot be lowered yet
-    connect(world)
+    world.restart(ALICE)  # a value above 220 W cannot be lowered yet
     world.journal_broken = False
     world.advance(70)
     assert world.limit_w() == 220
@@ -376,34 +356,32 @@ def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_rel
 
 
 def test_a_control_that_is_found_while_the_driver_is_closed_waits_for_resume() -> None:
-    world = make_world(SitePolicy())
+    world = staffed()
     world.hidden[GPU0] = frozenset({Control.GPU_CLOCKS})
-    world.start_core(alive=set())
-    connect(world)
+    world.restart()
     world.hold = True
     world.ask(ALICE, "acquire", gpus=[GPU0], controls=["power_limit"])
-    world.ask(ALICE, "set", gpus=[GPU0], control="power_limit", value=[200_000])
+    world.ask_power(ALICE, 200)
     world.ask(ADMIN, "quiesce")  # a call is in flight, so the driver is not closed yet
     world.hidden.clear()
     world.find_gpus()
     world.hold = False
     world.run_held()
     assert not world.driver_open
-    world.reload(locking())
+    world.reload(LOCKING)
     assert world.values[CLOCKS] == ()
     world.call(ADMIN, "resume")
     assert world.values[CLOCKS] == (300, 1200)
 
 
 def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:
-    world = make_world(locking())
+    world = staffed(LOCKING)
     writes = len(world.writes)
-    world.start_core(alive=set())
-    connect(world)
+    world.restart()
     assert len(world.writes) == writes
-    world.reload(locking(high_mhz=900))
+    world.reload(site(clocks=(300, 900), enforce=True))
     assert world.values[CLOCKS] == (300, 900)
-    world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[400, 500])
+    world.lock_clocks(ALICE, 400, 500)
     world.call(ALICE, "release")
     assert world.values[CLOCKS] == (300, 900)
 
@@ -412,11 +390,11 @@ def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:
 def test_clocks_that_a_reload_enforces_are_written_as_soon_as_nothing_is_in_the_way(
     by: str,
 ) -> None:
-    world = make_world(SitePolicy())
+    world = staffed()
     if by == "a reset that failed":
         world.hold = True
         world.ask(ADMIN, "restore", gpus=[GPU0], controls=["gpu_clocks"])
-        world.reload(locking())
+        world.reload(LOCKING)
         world.faults[CLOCKS] = 2
         world.run_next()
         world.faults.clear()
@@ -424,20 +402,20 @@ def test_clocks_that_a_reload_enforces_are_written_as_soon_as_nothing_is_in_the_
         world.run_held()
     else:
         world.call(ALICE, "acquire", gpus=[GPU0], controls=["gpu_clocks"])
-        world.reload(locking())
+        world.reload(LOCKING)
         assert world.values[CLOCKS] == ()
         world.call(ALICE, "release")
     assert world.values[CLOCKS] == (300, 1200)
 
 
 def test_clocks_that_the_site_wants_no_more_are_unlocked() -> None:
-    world = make_world(locking())
+    world = staffed(LOCKING)
     world.reload(SitePolicy())
     assert world.values[CLOCKS] == ()
 
 
 def test_clocks_that_the_site_wants_no_more_are_unlocked_after_a_lease_that_set_nothing() -> None:
-    world = make_world(locking())
+    world = staffed(LOCKING)
     world.hold = True
     world.ask(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[400, 500])
     world.reload(SitePolicy())
@@ -451,7 +429,7 @@ def test_clocks_that_the_site_wants_no_more_are_unlocked_after_a_lease_that_set_
 
 @pytest.mark.parametrize("trouble", ["journal", "lost"])
 def test_enforced_clocks_that_could_not_be_written_again_are_not_forgotten(trouble: str) -> None:
-    world = make_world(locking())
+    world = staffed(LOCKING)
     world.call(ADMIN, "quiesce")
     world.journal_broken = trouble == "journal"
     if trouble == "lost":
@@ -465,9 +443,9 @@ def test_enforced_clocks_that_could_not_be_written_again_are_not_forgotten(troub
 
 
 def test_enforced_clocks_are_written_when_the_journal_can_be() -> None:
-    world = make_world(SitePolicy())
+    world = staffed()
     world.journal_broken = True
-    world.reload(locking())
+    world.reload(LOCKING)
     assert world.values[CLOCKS] == ()
     world.journal_broken = False
     world.advance(30)
@@ -475,7 +453,7 @@ def test_enforced_clocks_are_written_when_the_journal_can_be() -> None:
 
 
 def test_a_device_that_cannot_go_as_low_is_not_written_again_and_again() -> None:
-    world = make_world(enforcing(100))
+    world = staffed(site(100, enforce=True))
     world.odd[GPU0] = Odd(clamp_mw=(130_000, 300_000))
     world.values[POWER] = (300_000,)
     world.look_around()
@@ -501,7 +479,7 @@ def test_a_ceiling_that_cannot_be_recorded_is_refused_and_leaves_nothing(world: 
     world.journal_broken = True
     assert bound(world, 200)["error"]["code"] == "journal_failed"
     world.call(ALICE, "release")
-    world.start_core(alive=set())
+    world.restart()
     assert world.limit_w() == 300
 
 
@@ -518,7 +496,7 @@ def test_who_sets_a_ceiling_learns_that_the_device_is_above_it(
         if trouble == "journal":  # the disk is full once the ceiling is recorded
             broken.setattr(world, "announce", lambda write: False)
         else:
-            world.faults[GPU0, Control.POWER_LIMIT] = 15
+            world.faults[POWER] = 15
             broken.setattr(world, "reads_fail", trouble == "getter")
         assert "error" in bound(world, 200)
     world.faults.clear()
@@ -531,8 +509,7 @@ def test_who_sets_a_ceiling_learns_that_the_device_is_above_it(
 def test_what_cannot_be_recorded_is_not_persisted(world: World) -> None:
     world.set_power(ADMIN, 240)
     world.journal_broken = True
-    reply = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])
-    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "journal_failed"
+    assert world.code(ADMIN, "persist", controls=["power_limit"]) == "journal_failed"
     assert world.limit_w() == 240
     world.call(ADMIN, "release")
     assert world.limit_w() == 300

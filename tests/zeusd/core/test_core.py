@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zeusd.core.world import GPU0, GPU1, World
+from tests.zeusd.core.world import CLOCKS, GPU0, GPU1, POWER, World, site
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import ErrorBody
 from zeusd.core.access import OPEN
-from zeusd.core.policy import CoreSettings, GpuRule, SitePolicy
-
-
-@pytest.fixture
-def world() -> World:
-    return World(limits_mw=(300_000, 300_000))
-
-
-def pending(world: World) -> list[str]:
-    return [key for key in world.journal if key.startswith("pending/")]
+from zeusd.core.policy import CoreSettings, SitePolicy
 
 
 def test_a_set_acquires_the_lease_and_a_release_restores_the_limit(world: World) -> None:
@@ -30,12 +21,11 @@ def test_a_set_acquires_the_lease_and_a_release_restores_the_limit(world: World)
     assert world.call(1, "release")["result"] == {"released": 1}
     assert world.limit_w() == 300
     assert not world.watched
-    assert not pending(world)
+    assert not world.journaled("pending")
     assert world.call(1, "leases")["result"]["leases"] == []
 
 
 def test_a_gpu_that_is_split_while_zeusd_runs_is_seen_as_split(world: World) -> None:
-    world.connect(1)
 
     def is_split() -> bool:
         return bool(world.call(1, "hello")["result"]["gpus"][0]["mig_enabled"])
@@ -48,24 +38,21 @@ def test_a_gpu_that_is_split_while_zeusd_runs_is_seen_as_split(world: World) -> 
 
 
 def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: World) -> None:
-    holder = world.connect(1)
-    world.connect(2)
     world.set_power(1, 150)
     world.call(1, "set", gpus=[GPU0, GPU1], control="gpu_clocks", value=[900, 1000])
     world.set_power(2, 200, GPU1)
     world.writes.clear()
-    world.kill(holder)
+    world.die(1)
     assert world.limit_w(GPU0) == 300
     assert world.limit_w(GPU1) == 200
-    assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
+    assert world.values[CLOCKS] == ()
     assert world.values[(GPU1, Control.GPU_CLOCKS)] == ()
     assert len(world.writes) == 3
-    assert pending(world) == [f"pending/{GPU1}/power_limit"]
+    assert world.journaled("pending") == [f"pending/{GPU1}/power_limit"]
 
 
 def test_a_second_process_learns_who_holds_the_lease(world: World) -> None:
     holder = world.connect(1, uid=1234)
-    world.connect(2)
     world.set_power(1, 200)
     world.advance(5)
     error = world.set_power(2, 250)["error"]
@@ -85,27 +72,24 @@ def test_a_second_connection_of_the_holder_may_set(world: World) -> None:
 
 
 def test_a_closed_connection_does_not_end_the_lease(world: World) -> None:
-    process = world.connect(1)
     world.set_power(1, 200)
-    world.apply(world.core.peer_closed(world.now_ns, 1))
+    world.close(1)
     assert world.limit_w() == 200
-    world.kill(process)
+    world.die(1)
     assert world.limit_w() == 300
 
 
 def test_goodbye_releases_only_what_that_client_took(world: World) -> None:
-    world.connect(1)
     world.set_power(1, 200, client="a")
-    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000], client="b")
+    world.lock_clocks(1, client="b")
     assert world.call(1, "goodbye", client="b")["result"] == {"released": 1}
-    assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
+    assert world.values[CLOCKS] == ()
     assert world.limit_w() == 200
 
 
 def test_the_journal_holds_the_intent_before_the_device_is_written(world: World) -> None:
-    world.connect(1)
     world.hold = True
-    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
+    world.ask_power(1, 200)
     world.run_next()  # the reading before the first write
     assert world.limit_w() == 300
     entry = world.journal[f"pending/{GPU0}/power_limit"]
@@ -114,7 +98,6 @@ def test_the_journal_holds_the_intent_before_the_device_is_written(world: World)
 
 
 def test_nothing_is_written_when_the_journal_fails(world: World) -> None:
-    world.connect(1)
     world.journal_broken = True
     assert world.set_power(1, 200)["error"]["code"] == "journal_failed"
     assert world.writes == []
@@ -126,7 +109,6 @@ def test_nothing_is_written_when_the_journal_fails(world: World) -> None:
 def test_a_limit_outside_the_range_is_refused_without_a_device_call(
     world: World, watts: int
 ) -> None:
-    world.connect(1)
     error = world.set_power(1, watts)["error"]
     assert error["code"] == "out_of_range"
     assert "100 to 300 W" in error["message"]
@@ -134,57 +116,46 @@ def test_a_limit_outside_the_range_is_refused_without_a_device_call(
 
 
 def test_clocks_whose_minimum_is_above_their_maximum_are_refused(world: World) -> None:
-    world.connect(1)
-    reply = world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[1000, 900])
-    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "out_of_range"
+    assert world.lock_clocks(1, 1000, 900) == "out_of_range"
 
 
 def test_a_refused_set_leaves_no_lease_behind(world: World) -> None:
-    world.connect(1)
-    world.faults[(GPU0, Control.POWER_LIMIT)] = 4
+    world.faults[POWER] = 4
     error = world.set_power(1, 200)["error"]
     assert error["code"] == "permission_denied"
     assert error["details"]["device_code"] == 4
-    assert not pending(world)
+    assert not world.journaled("pending")
     assert not world.watched
     world.faults.clear()
-    world.connect(2)
     assert world.set_power(2, 250) == {}
 
 
 def test_after_an_unclear_failure_the_value_counts_as_written(world: World) -> None:
-    process = world.connect(1)
-    world.faults[(GPU0, Control.POWER_LIMIT)] = 999
+    world.faults[POWER] = 999
     assert world.set_power(1, 200)["error"]["code"] == "device_error"
     world.faults.clear()
-    world.values[(GPU0, Control.POWER_LIMIT)] = (200_000,)  # the driver did it after all
-    world.kill(process)
+    world.values[POWER] = (200_000,)  # the driver did it after all
+    world.die(1)
     assert world.limit_w() == 300
 
 
 def test_several_gpus_in_one_message_have_results_of_their_own(world: World) -> None:
-    world.connect(1)
     world.faults[(GPU1, None)] = 15
-    reply = world.call(
-        1, "set", gpus=[GPU0, GPU1, "GPU-none"], control="power_limit", value=[200_000]
-    )
-    gpus = reply["result"]["gpus"]
-    assert gpus[GPU0] == {}
-    assert gpus[GPU1]["error"]["code"] == "gpu_lost"
-    assert gpus["GPU-none"]["error"]["code"] == "unknown_gpu"
+    asked = world.ask_power(1, 200, gpus=[GPU0, GPU1, "GPU-none"])
+    assert world.outcome(1, asked) == {}
+    assert world.outcome(1, asked, GPU1)["error"]["code"] == "gpu_lost"
+    assert world.outcome(1, asked, "GPU-none")["error"]["code"] == "unknown_gpu"
 
 
 def test_a_failed_restore_is_retried_with_growing_pauses_and_blocks_nothing_else(
     world: World,
 ) -> None:
-    process = world.connect(1)
     world.set_power(1, 200, GPU0)
     world.set_power(1, 200, GPU1)
-    world.faults[(GPU0, Control.POWER_LIMIT)] = 15
-    world.kill(process)
+    world.faults[POWER] = 15
+    world.die(1)
     assert world.limit_w(GPU1) == 300
     assert world.limit_w(GPU0) == 200
-    world.connect(2)
     assert world.set_power(2, 250)["error"]["code"] == "restore_pending"
     world.advance(0.6)
     pauses = [fields["retry_in_s"] for fields in world.events("restore_failed")]
@@ -193,17 +164,15 @@ def test_a_failed_restore_is_retried_with_growing_pauses_and_blocks_nothing_else
     world.faults.clear()
     world.advance(1.1)
     assert world.limit_w(GPU0) == 300
-    assert not pending(world)
+    assert not world.journaled("pending")
     assert world.set_power(2, 250) == {}
 
 
 def test_a_set_that_arrives_during_a_restore_waits_for_it(world: World) -> None:
-    process = world.connect(1)
-    world.connect(2)
     world.set_power(1, 200)
     world.hold = True
-    world.kill(process)
-    request = world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[150_000])
+    world.die(1)
+    request = world.ask_power(2, 150)
     assert world.answer(2, request) is None
     world.run_held()
     assert [value for _, _, value in world.writes] == [(200_000,), (300_000,), (150_000,)]
@@ -213,75 +182,55 @@ def test_a_set_that_arrives_during_a_restore_waits_for_it(world: World) -> None:
 def test_a_limit_lowered_outside_before_the_first_set_is_the_restore_target(
     world: World,
 ) -> None:
-    process = world.connect(1)
-    world.values[(GPU0, Control.POWER_LIMIT)] = (250_000,)  # nvidia-smi -pl 250
+    world.values[POWER] = (250_000,)  # nvidia-smi -pl 250
+    assert world.set_power(1, 300)["error"]["code"] == "out_of_range"
+    assert (world.limit_w(), world.journaled("pending")) == (250, [])
     assert world.set_power(1, 200) == {}
-    world.kill(process)
+    world.die(1)
     assert world.limit_w() == 250
     assert world.events("outside_change")[0]["result"] == "adopted"
-    world.connect(2)
     assert "100 to 250 W" in world.set_power(2, 300)["error"]["message"]
     gpu = world.call(2, "hello")["result"]["gpus"][0]
     assert gpu["power_limit_site_mw"] == 250_000
 
 
-def test_a_value_above_what_someone_just_allowed_is_refused(world: World) -> None:
-    world.connect(1)
-    world.values[(GPU0, Control.POWER_LIMIT)] = (250_000,)
-    error = world.set_power(1, 300)["error"]
-    assert error["code"] == "out_of_range"
-    assert world.limit_w() == 250
-    assert not pending(world)
-
-
 def test_a_limit_set_outside_during_a_lease_is_kept(world: World) -> None:
-    process = world.connect(1)
     world.set_power(1, 200)
-    world.values[(GPU0, Control.POWER_LIMIT)] = (275_000,)
+    world.values[POWER] = (275_000,)
     world.writes.clear()
-    world.kill(process)
+    world.die(1)
     assert world.limit_w() == 275
     assert world.writes == []
     assert world.events("outside_change")[0]["result"] == "kept"
 
 
 def test_a_configured_maximum_is_the_target_and_the_ceiling() -> None:
-    policy = SitePolicy(
-        rules=(GpuRule("Test*", {Control.POWER_LIMIT: (220_000,), Control.GPU_CLOCKS: (0, 1200)}),)
-    )
-    world = World(policy)
-    process = world.connect(1)
+    world = World(site(220, (0, 1200)))
     assert "100 to 220 W" in world.set_power(1, 300)["error"]["message"]
     world.set_power(1, 150)
-    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
-    world.kill(process)
+    world.lock_clocks(1)
+    world.die(1)
     assert world.limit_w() == 220
-    assert world.values[(GPU0, Control.GPU_CLOCKS)] == (0, 1200)
+    assert world.values[CLOCKS] == (0, 1200)
 
 
 @pytest.mark.parametrize(("restore", "watts"), [("device-max", 300), ("device-default", 280)])
 def test_the_other_restore_policies(restore: str, watts: int) -> None:
     world = World(SitePolicy(restore_power=restore), limits_mw=(260_000,))
-    process = world.connect(1)
     world.set_power(1, 290)
-    world.kill(process)
+    world.die(1)
     assert world.limit_w() == watts
 
 
 def test_reset_restores_and_keeps_the_lease(world: World) -> None:
-    world.connect(1)
-    world.connect(2)
     world.set_power(1, 200)
-    reply = world.call(1, "reset", gpus=[GPU0], control="power_limit")
-    assert reply["result"]["gpus"] == {GPU0: {"applied": [300_000]}}
+    assert world.result(1, "reset", control="power_limit") == {"applied": [300_000]}
     assert world.limit_w() == 300
     assert world.set_power(2, 250)["error"]["code"] == "lease_held"
 
 
 def test_acquire_takes_all_controls_of_a_gpu_or_none(world: World) -> None:
-    world.connect(1)
-    world.connect(2)
-    world.call(2, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
+    world.lock_clocks(2)
     reply = world.call(1, "acquire", gpus=[GPU0, GPU1], controls=["power_limit", "gpu_clocks"])
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_held"
     assert reply["result"]["gpus"][GPU1] == {
@@ -294,26 +243,24 @@ def test_acquire_takes_all_controls_of_a_gpu_or_none(world: World) -> None:
     assert (GPU0, "power_limit") not in held
     assert {(GPU1, "power_limit"), (GPU1, "gpu_clocks")} <= held
     assert world.writes == [(GPU0, Control.GPU_CLOCKS, (900, 1000))]
-    world.call(1, "set", gpus=[GPU0], control="gpu_clocks", value=[900, 1000])
+    world.lock_clocks(1)
     counted = [{"labels": {"code": "lease_held"}, "count": 2}]
     assert world.call(1, "metrics")["result"]["refusals"] == counted, "an acquire and a set"
 
 
 def test_of_queued_sets_that_nobody_waits_for_only_the_newest_is_applied(world: World) -> None:
-    world.connect(1)
     world.set_power(1, 290)
     world.hold = True
     for watts in (280, 270, 260, 250):
-        world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[watts * 1000], block=False)
+        world.ask_power(1, watts, block=False)
     world.run_held()
     assert [value[0] for _, _, value in world.writes] == [290_000, 280_000, 250_000]
     assert len(world.replies[1]) == 1
 
 
 def test_failures_nobody_waited_for_come_with_the_next_reply_once(world: World) -> None:
-    world.connect(1)
     for _ in range(3):
-        world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[1_000], block=False)
+        world.ask_power(1, 1, block=False)
     reply = world.call(1, "heartbeat")
     assert reply["deferred"]["count"] == 3
     assert reply["deferred"]["last"]["code"] == "out_of_range"
@@ -329,8 +276,7 @@ def test_failures_nobody_waited_for_belong_to_a_client_object_not_to_a_connectio
     third = world.core.connection(3)
     assert third is not None
     third.deferrals.add(invalid)  # the first that comes
-    wrong = {"gpus": [GPU0], "control": "power_limit", "value": [1_000], "block": False}
-    world.ask(1, "set", client="a", **wrong)
+    world.ask_power(1, 1, client="a", block=False)
     assert world.call(3, "heartbeat", client="b")["deferred"]["count"] == 1
     assert world.call(2, "heartbeat", client="a")["deferred"]["count"] == 1
     for conn, client in ((1, "a"), (2, "a"), (3, "b")):
@@ -338,57 +284,34 @@ def test_failures_nobody_waited_for_belong_to_a_client_object_not_to_a_connectio
 
 
 def test_a_stale_request_is_dropped(world: World) -> None:
-    world.connect(1)
-    reply = world.call(
-        1, "set", gpus=[GPU0], control="power_limit", value=[200_000], deadline_ns=world.now_ns - 1
-    )
+    reply = world.set_power(1, 200, deadline_ns=world.now_ns - 1)
     assert reply["error"]["code"] == "deadline_exceeded"
     assert world.writes == []
 
 
 def test_a_set_whose_deadline_passes_while_it_waits_is_not_applied(world: World) -> None:
-    world.connect(1)
     world.set_power(1, 290)
     world.hold = True
-    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[280_000])
-    second = world.ask(
-        1,
-        "set",
-        gpus=[GPU0],
-        control="power_limit",
-        value=[200_000],
-        deadline_ns=world.now_ns + 1_000_000,
-    )
+    world.ask_power(1, 280)
+    second = world.ask_power(1, 200, deadline_ns=world.now_ns + 1_000_000)
     assert world.core.next_deadline_ns() == world.now_ns + 1_000_000
     world.advance(0.01)
-    reply = world.answer(1, second)
-    assert reply is not None
-    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "deadline_exceeded"
+    assert world.outcome(1, second)["error"]["code"] == "deadline_exceeded"
     world.run_held()
     assert [value[0] for _, _, value in world.writes] == [290_000, 280_000]
 
 
 def test_a_gpu_that_does_not_answer_costs_the_others_nothing(world: World) -> None:
-    world.connect(1)
     world.hold = True
-    deadline_ns = world.now_ns + 1_000_000_000
-    request = world.ask(
-        1, "set", gpus=[GPU0, GPU1], control="power_limit", value=[200_000], deadline_ns=deadline_ns
-    )
-    while any(call.gpu == GPU1 for call in world.held):
-        call = next(call for call in world.held if call.gpu == GPU1)
-        world.held.remove(call)
-        world.reach(call)
+    request = world.ask_power(1, 200, gpus=[GPU0, GPU1], deadline_ns=world.now_ns + 10**9)
+    world.run_held(GPU1)
     assert world.answer(1, request) is None
     world.advance(1.1)
-    reply = world.answer(1, request)
-    assert reply is not None
-    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "deadline_exceeded"
-    assert "error" not in reply["result"]["gpus"][GPU1]
+    assert world.outcome(1, request)["error"]["code"] == "deadline_exceeded"
+    assert "error" not in world.outcome(1, request, GPU1)
 
 
 def test_requests_of_one_connection_are_bounded(world: World) -> None:
-    world.connect(1)
     world.hold = True
     sets = (("power_limit", [200_000]), ("gpu_clocks", [500, 900]), ("memory_clocks", [500, 900]))
     ids = [
@@ -402,70 +325,53 @@ def test_requests_of_one_connection_are_bounded(world: World) -> None:
 
 
 def test_sets_waiting_for_one_control_are_bounded(world: World) -> None:
-    world.connect(1)
     world.hold = True
-    ids = [
-        world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000]) for _ in range(40)
-    ]
-    reply = world.answer(1, ids[-1])
-    assert reply is not None
-    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "overloaded"
+    ids = [world.ask_power(1, 200) for _ in range(40)]
+    assert world.outcome(1, ids[-1])["error"]["code"] == "overloaded"
 
 
-def test_a_restarted_daemon_keeps_live_leases_and_restores_dead_ones() -> None:
-    world = World(limits_mw=(300_000, 300_000))
-    alive = world.connect(1)
-    world.connect(2)
+def test_a_restarted_daemon_keeps_live_leases_and_restores_dead_ones(world: World) -> None:
     world.set_power(1, 200, GPU0)
     world.set_power(2, 150, GPU1)
-    world.start_core(alive={alive})
+    world.restart(1)
     assert world.limit_w(GPU0) == 200
     assert world.limit_w(GPU1) == 300
     (restored,) = world.events("restore")
     assert (restored["gpu"], restored["reason"]) == (GPU1, "holder_gone")
-    world.connect(1)
     assert world.set_power(1, 210, GPU0) == {}
-    world.kill(alive)
+    world.die(1)
     assert world.limit_w(GPU0) == 300
 
 
 def test_a_restarted_daemon_remembers_what_it_saw_first() -> None:
     world = World(limits_mw=(250_000,))
-    process = world.connect(1)
     world.set_power(1, 150)
-    world.start_core(alive={process})  # the limit is 150 W at this moment
-    world.kill(process)
+    world.restart(1)  # the limit is 150 W at this moment
+    world.die(1)
     assert world.limit_w() == 250
 
 
-def test_a_maximum_configured_before_a_restart_counts_for_what_is_still_held() -> None:
-    world = World(limits_mw=(300_000,))
-    process = world.connect(1)
+def test_a_maximum_configured_before_a_restart_counts_for_what_is_still_held(world: World) -> None:
     world.set_power(1, 150)
-    world.settings = CoreSettings(
-        SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (220_000,)}),)), OPEN
-    )
-    world.start_core(alive={process})
-    world.kill(process)
+    world.settings = CoreSettings(site(220), OPEN)
+    world.restart(1)
+    world.die(1)
     assert world.limit_w() == 220
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_crash_between_journal_and_device_ends_at_the_target(written: bool) -> None:
-    world = World()
-    world.connect(1)
+def test_a_crash_between_journal_and_device_ends_at_the_target(world: World, written: bool) -> None:
     world.set_power(1, 200)
     world.hold = True
-    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[150_000])
+    world.ask_power(1, 150)
     if written:
-        world.values[(GPU0, Control.POWER_LIMIT)] = (150_000,)
+        world.values[POWER] = (150_000,)
     world.hold = False
-    world.start_core(alive=set())
+    world.restart()
     assert world.limit_w() == 300
 
 
 def test_stop_restores_everything_and_accepts_nothing_new(world: World) -> None:
-    world.connect(1)
     world.set_power(1, 200)
     world.hold = True
     world.apply(world.core.stop(world.now_ns))
@@ -478,30 +384,26 @@ def test_stop_restores_everything_and_accepts_nothing_new(world: World) -> None:
 
 
 def test_a_release_while_a_set_is_under_way_waits_and_then_restores(world: World) -> None:
-    world.connect(1)
     world.hold = True
-    first = world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
-    second = world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[150_000])
+    first = world.ask_power(1, 200)
+    second = world.ask_power(1, 150)
     release = world.ask(1, "release")
     assert world.answer(1, release) is None
     world.run_held()
     for request in (first, second):
-        reply = world.answer(1, request)
-        assert reply is not None
-        assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_expired"
+        assert world.outcome(1, request)["error"]["code"] == "lease_expired"
     assert world.answer(1, release)["result"] == {"released": 1}
     assert world.limit_w() == 300
-    assert not pending(world)
+    assert not world.journaled("pending")
 
 
 def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World) -> None:
-    process = world.connect(1)
     world.hold = True
-    world.ask(1, "set", gpus=[GPU0], control="power_limit", value=[200_000])
-    world.kill(process)
+    world.ask_power(1, 200)
+    world.die(1)
     world.run_held()
     assert world.writes == []
-    assert not pending(world)
+    assert not world.journaled("pending")
     assert not world.watched
 
 

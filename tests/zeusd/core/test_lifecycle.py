@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.zeusd.core import schedules
-from tests.zeusd.core.test_administration import ADMIN, ALICE, POWER, make_world
-from tests.zeusd.core.world import GPU0, World
-from zeus_ipc.controls import Control
+from tests.zeusd.core.world import ADMIN, ALICE, CLOCKS, GPU0, POWER, World, site, staffed
 from zeusd.core.lifecycle import (
     IN_FLIGHT,
     PHASES,
@@ -22,8 +20,6 @@ from zeusd.core.lifecycle import (
     Phase,
     State,
 )
-from zeusd.core.model import ProcessIdentity
-from zeusd.core.policy import GpuRule, SitePolicy
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "write_tables"
 
@@ -78,7 +74,7 @@ def fits(world: World) -> World:
     world.set_power(ALICE, 150)
     world.range_mw = (100_000, 250_000)
     world.hold = True
-    world.kill(ProcessIdentity(102, 77))
+    world.die(ALICE)
     world.run_next()  # the reading
     world.run_next()  # the target is refused
     assert world.machine(GPU0).life.state is State.RESTORING
@@ -91,18 +87,18 @@ EVENTFUL = (1985, 2570, 434, 622, 276, 170, 17, 23, 24, 46, 104, 193, 369, 775)
 
 def rare_stories() -> None:
     """What random schedules hardly ever come to."""
-    world = fits(make_world())
+    world = fits(staffed())
     world.ask(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=[200_000])
     world.run_held()
     assert world.limit_w() == 200
-    world = fits(make_world())
+    world = fits(staffed())
     world.ask(ADMIN, "quiesce")
     world.advance(6)
     assert world.machine(GPU0).life.state is State.AWAY_BUSY
     world.ask(ADMIN, "resume")
     world.run_held()
     assert world.limit_w() == 250
-    world = make_world()
+    world = staffed()
     world.set_power(ALICE, 280)
     world.faults[POWER], world.reads_fail = 999, True
     world.call(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=[200_000])
@@ -113,24 +109,24 @@ def rare_stories() -> None:
     world.call(ALICE, "release")
     world.faults.clear()
     world.call(ADMIN, "acquire", gpus=[GPU0], controls=["gpu_clocks", "persistence_mode"])
-    world.call(ALICE, "set", gpus=[GPU0], control="power_limit", value=[150_000])
+    world.set_power(ALICE, 150)
     world.call(ADMIN, "restore")
-    world = make_world(SitePolicy(rules=(GpuRule("*", {Control.GPU_CLOCKS: (300, 1200)}),)))
-    world.call(ALICE, "set", gpus=[GPU0], control="gpu_clocks", value=[600, 900])
+    world = staffed(site(clocks=(300, 1200)))
+    world.lock_clocks(ALICE, 600, 900)
     world.refused_values = {(300, 1200)}
     world.call(ALICE, "release")
-    assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
-    world = fits(make_world())
+    assert world.values[CLOCKS] == ()
+    world = fits(staffed())
     world.faults[POWER], world.reads_fail = 999, True
     world.run_held()
     assert world.machine(GPU0).life.state is State.PENDING
     for ends_first in (True, False):  # a call is in flight when the driver is closed
-        world = make_world()
+        world = staffed()
         world.set_power(ALICE, 150)
         world.hold = True
         if ends_first:
-            world.ask(ALICE, "set", gpus=[GPU0], control="power_limit", value=[160_000])
-        world.kill(ProcessIdentity(102, 77))
+            world.ask_power(ALICE, 160)
+        world.die(ALICE)
         world.ask(ADMIN, "quiesce")
         world.advance(6)
         assert world.machine(GPU0).life.state is State.AWAY_BUSY

@@ -8,7 +8,6 @@ import pytest
 
 from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.controls import SPECS, Control
-from zeusd.core.access import OPEN
 from zeusd.restore_rule import (
     Holds,
     ReadControl,
@@ -24,18 +23,8 @@ PROFILE = Control.POWER_PROFILE
 MINE = (GPU0, PROFILE)
 
 
-@pytest.fixture
-def world() -> World:
-    world = World(access=OPEN)
-    world.connect(ALICE, uid=1000)
-    world.connect(BOB, uid=1001)
-    return world
-
-
 def ask(world: World, *profiles: int, conn: int = ALICE, **more: Any) -> dict[str, Any]:
-    arguments = {"gpus": [GPU0], "control": "power_profile", "value": list(profiles), **more}
-    found: dict[str, Any] = world.call(conn, "set", **arguments)["result"]["gpus"][GPU0]
-    return found
+    return world.result(conn, "set", control="power_profile", value=list(profiles), **more)
 
 
 def test_a_lease_adds_to_what_others_request_and_clears_only_its_own(world: World) -> None:
@@ -57,9 +46,7 @@ def test_a_profile_that_others_clear_during_a_set_stays_cleared(world: World) ->
     world.values[MINE] = (9,)
     world.hold = False
     world.run_next()
-    reply = world.answer(ALICE, number)
-    assert reply is not None
-    assert reply["result"]["gpus"][GPU0] == {"applied": [9]}
+    assert world.outcome(ALICE, number) == {"applied": [9]}
     ask(world, 1)
     assert world.values[MINE] == (1, 9)
     world.call(ALICE, "release")
@@ -92,7 +79,7 @@ def test_after_a_crash_only_the_leases_own_profiles_are_cleared(world: World) ->
     world.values[MINE] = (8,)
     ask(world, 1)
     world.values[MINE] = (1, 8, 9)
-    world.start_core(alive=set())
+    world.restart()
     assert world.values[MINE] == (8, 9)
     assert world.machine(GPU0, PROFILE).target == (8, 9)
 
@@ -103,8 +90,7 @@ def test_an_administrators_restore_clears_no_profile_of_others(world: World) -> 
     world.connect(3, uid=0)
     world.call(3, "restore", controls=["power_profile"])
     assert world.values[MINE] == (9,)
-    refused = world.call(3, "persist", gpus=[GPU0], controls=["power_profile"])
-    error = refused["result"]["gpus"][GPU0]["error"]
+    error = world.result(3, "persist", controls=["power_profile"])["error"]
     assert error["code"] == "not_supported"
     assert "nvidia-smi power-profiles" in error["message"]
 
@@ -123,12 +109,10 @@ def test_profiles_and_limits_are_leased_together_only_if_that_is_asked(
     second = "power_profile" if first != "power_profile" else "power_limit"
     world.call(ALICE, "acquire", gpus=[GPU0], controls=[first])
     for conn in (ALICE, BOB):
-        found = world.call(conn, "acquire", gpus=[GPU0], controls=[second])
-        error = found["result"]["gpus"][GPU0]["error"]
+        error = world.result(conn, "acquire", controls=[second])["error"]
         assert error["code"] == "lease_held"
         assert f"beside {first}, which is leased" in error["message"]
-    both = world.call(BOB, "acquire", gpus=[GPU0], controls=[second], together=True)
-    assert "back" in both["result"]["gpus"][GPU0]
+    assert "back" in world.result(BOB, "acquire", controls=[second], together=True)
     world.call(BOB, "release")
     assert world.set_power(ALICE, 200, together=True) == {} or first != "power_limit"
     world.call(ALICE, "acquire", gpus=[GPU0], controls=["persistence_mode"])

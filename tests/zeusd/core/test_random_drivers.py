@@ -10,16 +10,14 @@ import pytest
 
 from tests import seeds
 from tests.zeusd.core.drivers import HelperDriver, RandomGpu, run_round
-from tests.zeusd.core.world import GPU0, UUIDS, Odd, World
+from tests.zeusd.core.world import GPU0, POWER, UUIDS, Odd, World, site
 from zeus_ipc.controls import Control
 from zeusd import restore
-from zeusd.core.model import ProcessIdentity
-from zeusd.core.policy import GpuRule, SitePolicy
+from zeusd.core.policy import SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import DeviceError
 from zeusd.restore_rule import SETTLE_S, Device, Holds, Unknown, WriteRefused
 
-POWER = (GPU0, Control.POWER_LIMIT)
 ROUNDS = int(os.environ.get("ZEUSD_TEST_ROUNDS", seeds.tries(40)))
 
 
@@ -35,18 +33,12 @@ def test_random_drivers_leave_nothing_wrong() -> None:
             ) from error
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 @pytest.mark.parametrize("code", [2, 3, 4, 10, 13, 15, 25, 999])
 @pytest.mark.parametrize("failing", [1, 99])
 def test_a_failed_reading_back_does_not_lose_the_restore(
     world: World, code: int, failing: int
 ) -> None:
     """The getter's error says nothing about the setter, which has worked."""
-    world.connect(1)
     world.read_backs = [code] * failing
     answer = world.set_power(1, 200)
     assert ("error" in answer) == (failing > 1)
@@ -55,10 +47,10 @@ def test_a_failed_reading_back_does_not_lose_the_restore(
     (lease,) = world.call(1, "leases")["result"]["leases"]
     assert lease["value"] == [200_000]
     assert world.set_power(1, 150) == {}, "it is nobody else's value"
-    world.kill(ProcessIdentity(1, 77))
+    world.die(1)
     assert world.limit_w() == 300
     world.advance(SETTLE_S + 1)
-    assert not [key for key in world.journal if key.startswith("pending/")]
+    assert not world.journaled("pending")
     assert not world.events("outside_change")
 
 
@@ -68,45 +60,41 @@ def test_a_write_that_takes_effect_after_its_lease_has_ended_is_restored(
     world: World, killed: bool, late_s: float
 ) -> None:
     """The control is at its target when the lease ends, and is not to stay there."""
-    world.connect(1)
     world.odd[GPU0] = Odd(ignores=True)  # so far
     assert world.set_power(1, 200)["error"]["code"] == "unchanged"
     world.odd.clear()
     if killed:
-        world.start_core(alive=set())
+        world.restart()
     else:
-        world.kill(ProcessIdentity(1, 77))
+        world.die(1)
     assert world.limit_w() == 300
     world.advance(late_s)
     world.values[POWER] = (200_000,)
-    world.connect(2)
-    world.ask(2, "set", gpus=[GPU0], control="power_limit", value=[250_000])
+    world.ask_power(2, 250)
     assert world.limit_w() == 200, "no outside change is reported"
     world.advance(SETTLE_S)
     assert world.limit_w() == 250, "the next user's limit"
-    world.kill(ProcessIdentity(2, 77))
+    world.die(2)
     world.advance(SETTLE_S + 1)
     assert world.limit_w() == 300
     assert not world.events("outside_change")
 
 
 def test_the_bound_of_late_drivers_is_a_setting(world: World) -> None:
-    world.reload(type(world.settings.site)(settle_s=60.0))
-    world.connect(1)
+    world.reload(SitePolicy(settle_s=60.0))
     world.odd[GPU0] = Odd(ignores=True)
     world.set_power(1, 200)
     world.odd.clear()
-    world.kill(ProcessIdentity(1, 77))
+    world.die(1)
     world.advance(50)
-    assert [key for key in world.journal if key.startswith("pending/")]
+    assert world.journaled("pending")
     world.values[POWER] = (200_000,)
     world.advance(20)
     assert world.limit_w() == 300
-    assert not [key for key in world.journal if key.startswith("pending/")]
+    assert not world.journaled("pending")
 
 
 def test_writes_that_no_driver_confirms_do_not_fill_the_journal(world: World) -> None:
-    world.connect(1)
     world.faults[POWER] = 999
     for watts in range(101, 290):
         assert "error" in world.set_power(1, watts)
@@ -119,7 +107,7 @@ def test_writes_that_no_driver_confirms_do_not_fill_the_journal(world: World) ->
     world.advance(SETTLE_S)
     assert world.set_power(1, 121) == {}
     assert world.set_power(1, 290) == {}, "all others are settled"
-    world.kill(ProcessIdentity(1, 77))
+    world.die(1)
     assert world.limit_w() == 300
 
 
@@ -180,24 +168,22 @@ def test_readings_of_a_restore_are_as_far_apart_as_the_longest_settling() -> Non
 
 def test_what_the_last_zeusd_asked_of_the_driver_may_still_be_rounded(world: World) -> None:
     """It was killed while it restored, and may have given the driver less to round up."""
-    world.connect(1)
     world.set_power(1, 200)
     world.hold = True
-    world.kill(ProcessIdentity(1, 77))
+    world.die(1)
     world.core.device_done(world.now_ns, world.held.pop(0).ticket, (200_000,))
     world.journal["pending/GPU-0000/power_limit"] |= {"doubts": [[300_000]]}
     world.values[POWER], world.hold = (300_000,), False
-    world.start_core(alive=set())
+    world.restart()
     world.advance(1)
     world.values[POWER] = (298_500,)
     world.advance(SETTLE_S + 1)
     assert world.limit_w() == 300
-    assert not [key for key in world.journal if key.startswith("pending/")]
+    assert not world.journaled("pending")
 
 
 def test_a_lower_value_that_was_rounded_down_is_zeusds(world: World) -> None:
     """A late driver looks like one that rounds up, and is given up to 5 W less."""
-    world.connect(1)
     world.read_backs = [999] * 99
     assert "error" in world.set_power(1, 187)
     world.read_backs.clear()
@@ -207,13 +193,10 @@ def test_a_lower_value_that_was_rounded_down_is_zeusds(world: World) -> None:
 
 
 def test_a_gpu_that_was_reset_is_brought_under_the_sites_limit_with_the_restore() -> None:
-    world = World(
-        SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (250_000,)}, enforce=True),))
-    )
-    world.connect(1)
+    world = World(site(250, enforce=True))
     world.set_power(1, 200)
     world.values[POWER] = (300_000,)
-    world.kill(ProcessIdentity(1, 77))
+    world.die(1)
     assert world.limit_w() == 250
 
 
@@ -222,7 +205,7 @@ def test_a_gpu_that_was_reset_is_brought_under_the_sites_limit_with_the_restore(
     [
         lambda world: world.call(1, "quiesce"),
         lambda world: world.call(1, "goodbye"),
-        lambda world: world.kill(ProcessIdentity(1, 77)),
+        lambda world: world.die(1),
     ],
     ids=["quiesced", "said goodbye", "killed"],
 )
@@ -231,7 +214,7 @@ def test_all_of_a_gpus_controls_are_restored_in_one_order(end: Callable[[World],
     world.connect(1, groups=frozenset({0}), uid=0)
     for gpu in UUIDS:
         world.set_power(1, 200, gpu)
-        world.call(1, "set", gpus=[gpu], control="gpu_clocks", value=[300, 900])
+        world.lock_clocks(1, 300, 900, gpu=gpu)
     world.writes.clear()
     end(world)
     order = [Control.GPU_CLOCKS, Control.POWER_LIMIT]

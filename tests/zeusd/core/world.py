@@ -26,7 +26,7 @@ from zeus_ipc.replies import (
 )
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage, request_adapter
 from zeus_ipc.wire import Message
-from zeusd.core.access import OPEN, Access
+from zeusd.core.access import OPEN, Access, AllowRule
 from zeusd.core.control import ControlMachine
 from zeusd.core.core import Core
 from zeusd.core.effects import (
@@ -48,7 +48,7 @@ from zeusd.core.effects import (
 )
 from zeusd.core.entries import PendingRestore, Recorded, parse
 from zeusd.core.model import Failure, GpuFacts, Peer, ProcessIdentity, ProcessUsage, device_failure
-from zeusd.core.policy import CoreSettings, LeaseTerms, SitePolicy
+from zeusd.core.policy import CoreSettings, GpuRule, LeaseTerms, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import DeviceError
 from zeusd.restore_rule import Device, Holds, WriteResult, is_moved, is_rounded, read_settled
@@ -56,6 +56,20 @@ from zeusd.runtime.workers import write_checked
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
 UUIDS = (GPU0, GPU1, "GPU-2222", "GPU-3333")
+POWER, CLOCKS = (GPU0, Control.POWER_LIMIT), (GPU0, Control.GPU_CLOCKS)
+ADMIN, ALICE, BOB = 1, 2, 3
+"""Connections of `staffed`: an administrator, and two users."""
+
+STAFFED = Access(
+    rules=(
+        AllowRule(
+            uids=frozenset({1002, 1003}),
+            controls=frozenset({Control.POWER_LIMIT, Control.GPU_CLOCKS}),
+            ranges={Control.POWER_LIMIT: (150_000, 290_000)},
+        ),
+    ),
+    admin_gids=frozenset({600}),
+)
 MOST_WAKES = 100
 LEDGER: dict[type[Message], Message] = {
     Allocate: EmptyResult(),
@@ -131,6 +145,7 @@ class World:
         newest: What is to be journaled soon; what the journal says is right, too.
         late: What is to be journaled and could not be yet; None deletes.
         outdated: Keys whose newest entry never got into the journal.
+        peers: Who has each connection; they connect again when they ask another zeusd.
         void: Keys whose entry in the journal was deleted since, and is still there.
         lost: Keys of which something was late when zeusd was killed.
         behind: Keys whose newest value was not in the journal when zeusd was killed.
@@ -168,6 +183,7 @@ class World:
         self.lost: set[str] = set()
         self.behind: set[str] = set()
         self.watched: dict[ProcessIdentity, int] = {}
+        self.peers: dict[int, Peer] = {}
         self.replies: dict[int, list[dict[str, Any]]] = {}
         self._asked: dict[tuple[int, int], Operation[Any]] = {}
         self.notes: list[Note] = []
@@ -244,13 +260,32 @@ class World:
         command: str = "",
         job: str = "",
     ) -> ProcessIdentity:
+        """Returns the process; who only asks is connected by that, with the defaults."""
         process = ProcessIdentity(pid if pid is not None else conn, 77)
-        peer = Peer(conn, process, uid, uid, groups, on_host, command, job)
-        self.apply(self.core.peer_opened(self.now_ns, peer))
+        self.peers[conn] = Peer(conn, process, uid, uid, groups, on_host, command, job)
+        self.apply(self.core.peer_opened(self.now_ns, self.peers[conn]))
         return process
+
+    def close(self, conn: int) -> None:
+        """A connection ends."""
+        self.apply(self.core.peer_closed(self.now_ns, conn))
+
+    def restart(self, *alive: int) -> None:
+        """Another zeusd starts, while the processes of these connections live."""
+        self.start_core({self.peers[conn].process for conn in alive})
+
+    def die(self, conn: int) -> None:
+        """The process of a connection ends, which zeusd watches."""
+        process = self.peers[conn].process
+        assert process in self.watched, "nobody watches this process"
+        self.apply(self.core.process_gone(self.now_ns, process))
 
     def ask(self, conn: int, op: str, **arguments: Any) -> int:
         """Sends a request; returns its id."""
+        if conn not in self.peers:
+            self.connect(conn)
+        elif self.core.connection(conn) is None:
+            self.apply(self.core.peer_opened(self.now_ns, self.peers[conn]))
         request_id = next(self._ids)
         message = {"v": 1, "id": request_id, "op": op, **arguments}
         request = request_adapter.validate_python(message)
@@ -271,14 +306,35 @@ class World:
         assert reply is not None, f"no reply to {op}"
         return reply
 
+    def result(self, conn: int, op: str, gpu: str = GPU0, **arguments: Any) -> dict[str, Any]:
+        """What a request gives for one GPU, or the error of all of it."""
+        reply = self.call(conn, op, gpus=[gpu], **arguments)
+        found: dict[str, Any] = reply if "error" in reply else reply["result"]["gpus"][gpu]
+        return found
+
+    def outcome(self, conn: int, request_id: int, gpu: str = GPU0) -> dict[str, Any]:
+        """What an earlier request gave for one GPU."""
+        reply = self.answer(conn, request_id)
+        assert reply is not None, "no reply yet"
+        found: dict[str, Any] = reply["result"]["gpus"][gpu]
+        return found
+
+    def code(self, conn: int, op: str, gpu: str = GPU0, **arguments: Any) -> str:
+        """What is wrong with a request for one GPU; "ok" if it is done."""
+        return str(self.result(conn, op, gpu, **arguments).get("error", {"code": "ok"})["code"])
+
+    def lock_clocks(self, conn: int, low: int = 900, high: int = 1000, **more: Any) -> str:
+        """Sets a range of GPU clocks, MHz. Returns what is wrong, or "ok"."""
+        return self.code(conn, "set", control="gpu_clocks", value=[low, high], **more)
+
+    def ask_power(self, conn: int, watts: int, **more: Any) -> int:
+        """Asks for a power limit; returns the request's id."""
+        asked = {"gpus": [GPU0], "control": "power_limit", **more}
+        return self.ask(conn, "set", value=[watts * 1000], **asked)
+
     def set_power(self, conn: int, watts: int, gpu: str = GPU0, **more: Any) -> dict[str, Any]:
         """Sets a power limit. Returns the GPU's result, empty if it holds the requested value."""
-        reply = self.call(
-            conn, "set", gpus=[gpu], control="power_limit", value=[watts * 1000], **more
-        )
-        if "error" in reply:
-            return reply
-        result: dict[str, Any] = reply["result"]["gpus"][gpu]
+        result = self.result(conn, "set", gpu, control="power_limit", value=[watts * 1000], **more)
         return {} if result == {"applied": [watts * 1000]} else result
 
     def limit_w(self, gpu: str = GPU0) -> float:
@@ -317,18 +373,19 @@ class World:
         self.keep_newest()
         self.apply(self.core.tick(self.now_ns))
 
-    def kill(self, process: ProcessIdentity) -> None:
-        assert process in self.watched, "nobody watches this process"
-        self.apply(self.core.process_gone(self.now_ns, process))
-
     def run_next(self) -> None:
         """Carries out the first of the calls that are held back."""
         self.reach(self.held.pop(0))
 
-    def run_held(self) -> None:
-        """Performs the calls that were held, and those that follow."""
-        while self.held:
-            self.reach(self.held.pop(0))
+    def run_held(self, gpu: str = "") -> None:
+        """Performs the calls that were held, of one GPU or all, and those that follow."""
+        while ready := [call for call in self.held if gpu in ("", call.gpu)]:
+            self.held.remove(ready[0])
+            self.reach(ready[0])
+
+    def journaled(self, *kinds: str) -> list[str]:
+        """Keys of the journal that begin with one of these words."""
+        return [key for key in self.journal if key.partition("/")[0] in kinds]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [note.fields for note in self.notes if note.event == name]
@@ -554,3 +611,24 @@ class World:
         if write.value in self.refused_values:
             return False
         return write.control is not Control.POWER_LIMIT or low <= write.value[0] <= high
+
+
+def site(
+    power_w: int | None = None, clocks: tuple[int, int] | None = None, enforce: bool = False
+) -> SitePolicy:
+    """A site that configures limits for all its GPUs."""
+    targets: dict[Control, ControlValue] = {}
+    if power_w is not None:
+        targets[Control.POWER_LIMIT] = (1000 * power_w,)
+    if clocks is not None:
+        targets[Control.GPU_CLOCKS] = clocks
+    return SitePolicy(rules=(GpuRule("*", targets, enforce=enforce),))
+
+
+def staffed(policy: SitePolicy | None = None, gpus: int = 1) -> World:
+    """A world with an administrator and two users, who may set power limits and clocks."""
+    world = World(policy, (300_000,) * gpus, STAFFED)
+    world.connect(ADMIN, pid=101, uid=1001, groups=STAFFED.admin_gids)
+    world.connect(ALICE, pid=102, uid=1002)
+    world.connect(BOB, pid=103, uid=1003)
+    return world
