@@ -66,7 +66,7 @@ def cpu() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             world = World(Path(folder), GPUS)
-            accounts = world.accounts(ignored_units=[])
+            accounts = world.open(ignored_units=[]).accounts
             held, unheld = [*world.gpus][: GPUS // 2], [*world.gpus][GPUS // 2 :]
             names: dict[str, str] = {}
             every_s = 3600 * len(held) / JOBS

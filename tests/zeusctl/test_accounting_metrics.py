@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from tests.zeusd.ledger.test_accounts import allocate
 from tests.zeusd.ledger.world import World
 from zeus_ipc.replies import LedgerState, LedgerTotal, NodeInfo
 from zeusctl.exporter.accounting import MAX_ACCOUNTS, families
@@ -18,11 +17,11 @@ USER = 1_000_000
 
 def test_accounts_idle_and_unattributed_energy_add_up_to_the_counters(tmp_path: Path) -> None:
     world = World(tmp_path, gpus=2)
-    accounts = world.accounts()
+    accounts = world.open().accounts
     world.tick(50, 20, idle=True)
     world.tick(60, 10)  # for nobody
     for number in range(MAX_ACCOUNTS + 30):
-        allocate(accounts, world, f"job{number}", uid=USER + number)
+        world.allocate(f"job{number}", uid=USER + number)
         world.tick(100, idle=number % 3 == 0)
     accounts.settle()
     ledger = LedgerState(

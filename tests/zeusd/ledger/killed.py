@@ -16,26 +16,22 @@ import sys
 import time
 from pathlib import Path
 
-from tests.zeusd.ledger.world import World
-from zeus_ipc.replies import Usage
-from zeus_ipc.requests import Allocate, Deallocate, GetUsage
-from zeusd.runtime.accounts import Accounts
+from tests.zeusd.ledger.world import World, energy_uj
 
 KILLS = 200
 
 
-def keep_accounts(world: World, rng: random.Random, accounts: Accounts, begun: int) -> None:
+def keep_accounts(world: World, rng: random.Random, begun: int) -> None:
     """Runs until it is killed: the work of a zeusd, much faster. Reports when it has begun."""
     os.write(begun, b"!")
     while True:
         name, gpu = f"job{rng.randrange(4)}", f"GPU-{rng.randrange(2)}"
         if rng.random() < 0.4:
-            uid = rng.randrange(3)
-            accounts.allocate(Allocate(id=1, gpus=[gpu], name=name, uid=uid), world.now_ns)
+            world.allocate(name, uid=rng.randrange(3), gpus=[gpu])
         elif rng.random() < 0.4:
-            accounts.deallocate(Deallocate(id=1, name=name), world.now_ns)
+            world.deallocate(name)
         world.tick(rng.randrange(700), rng.randrange(1, 20), idle=rng.random() < 0.3)
-        accounts.settle()
+        world.accounts.settle()
 
 
 def check(world: World) -> int:
@@ -62,12 +58,12 @@ def main(directory: Path, seed: int) -> None:
     rng = random.Random(seed)
     world = World(directory, gpus=2)
     for number in range(KILLS):
-        accounts = world.accounts()
+        world.open()
         heard, begun = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                keep_accounts(world, random.Random(seed + number), accounts, begun)
+                keep_accounts(world, random.Random(seed + number), begun)
             finally:
                 os._exit(1)
         os.read(heard, 1)  # a busy machine is slow
@@ -79,12 +75,9 @@ def main(directory: Path, seed: int) -> None:
         for gpu in world.gpus.values():
             gpu.open()
         check(world)
-    accounts = world.accounts()
-    accounts.settle()
-    answer = accounts.usage(GetUsage(id=1, edges=[0, 2**40 // 900 * 900], by="job"), None)
-    assert isinstance(answer, Usage)
-    charged = sum(one.active_uj + one.idle_uj for one in answer.sums)
-    assert charged == check(world) > 0
+    world.open()
+    edges = [0, 2**40 // 900 * 900]
+    assert sum(map(energy_uj, world.answer("job", edges).sums)) == check(world) > 0
 
 
 if __name__ == "__main__":

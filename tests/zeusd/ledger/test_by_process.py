@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.zeusd.ledger.test_shared import ALL, BOB, GPU, Shared
-from zeus_ipc.replies import Usage
-from zeus_ipc.requests import Allocate, GetUsage
+from tests.zeusd.ledger.test_shared import BOB, Shared
+from tests.zeusd.ledger.world import GPU, energy_uj
+from zeus_ipc.replies import UsageSum
 from zeusd.energy.split import Account, Kind
-from zeusd.ledger.usage import Sum
 from zeusd.runtime.accounts import Retention
 from zeusd.runtime.activity import Listed
 
@@ -34,37 +34,31 @@ def second(shared: Shared, watts: int, *pids: int) -> None:
     shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, pids))
 
 
-def asked(shared: Shared, reader: int | None = None, **fields: Any) -> list[Sum]:
-    shared.accounts.settle()
-    answer = shared.accounts.usage(GetUsage(id=1, edges=ALL, by="process", **fields), reader)
-    assert isinstance(answer, Usage)
-    if not fields:
-        energy_uj = sum(one.active_uj + one.idle_uj for one in answer.sums)
-        assert energy_uj == sum(answer.metered_uj) == shared.gpu.energy_uj
+def asked(shared: Shared, **fields: Any) -> list[UsageSum]:
+    answer = shared.world.answer("process", **fields)
+    if not {*fields} - {"reader"}:
+        charged_uj = sum(map(energy_uj, answer.sums))
+        assert charged_uj == sum(answer.metered_uj) == shared.gpu.energy_uj
     for one in answer.sums:
-        assert 0 <= one.lower_uj <= one.active_uj + one.idle_uj <= one.upper_uj
+        assert 0 <= one.lower_uj <= energy_uj(one) <= one.upper_uj
     return answer.sums
 
 
-def by_name(sums: list[Sum]) -> dict[str, int]:
-    return {one.name or one.kind: (one.active_uj + one.idle_uj) // 10**6 for one in sums}
+def by_name(sums: Iterable[UsageSum]) -> dict[str, int]:
+    return {one.name or one.kind: energy_uj(one) // 10**6 for one in sums}
 
 
 def test_each_process_has_its_part_and_an_allocation_is_its_holders(shared: Shared) -> None:
     second(shared, 300, 1)
     second(shared, 400, 1, 3)
     second(shared, 300, 1, 2, 3)
-    shared.accounts.allocate(Allocate(id=1, gpus=[GPU], name="8", uid=1000), shared.gpu.now_ns)
+    shared.world.allocate("8")
     shared.gpu.tick(500, 10)
     sums = asked(shared)
     processes = {one.name: one for one in sums if one.kind == "process"}
-    joules = {name: (one.active_uj + one.idle_uj) // 10**6 for name, one in processes.items()}
-    assert joules == {"1": 300 + 200 + 100, "3": 200 + 100, "2": 100}
-    assert {name: one.workload for name, one in processes.items()} == {
-        "1": "job 77",
-        "3": "job 77",
-        "2": "",
-    }
+    assert by_name(processes.values()) == {"1": 300 + 200 + 100, "3": 200 + 100, "2": 100}
+    of_what = {name: one.workload for name, one in processes.items()}
+    assert of_what == {"1": "job 77", "3": "job 77", "2": ""}
     assert {*processes["1"].methods} == {"exclusive", "equal"}
     assert processes["1"].lower_uj == 300_000_000
     (rest,) = [one for one in sums if one.kind == "user"]
@@ -140,7 +134,5 @@ def test_it_is_known_when_who_used_which_gpu(shared: Shared) -> None:
     assert 2 <= spans["1"][1] <= 3
     assert 1 <= spans["2"][0] <= 2
     assert spans["2"][1] >= 3
-    elsewhere = asked(shared, gpus=["GPU-elsewhere"])
-    assert elsewhere == []
-    of_it = asked(shared, gpus=[GPU])
-    assert sum(one.active_uj + one.idle_uj for one in of_it) == shared.gpu.energy_uj
+    assert asked(shared, gpus=["GPU-elsewhere"]) == []
+    assert sum(map(energy_uj, asked(shared, gpus=[GPU]))) == shared.gpu.energy_uj

@@ -15,7 +15,6 @@ from tests.preloaded import preloaded
 from tests.support import IMPORTED
 from tests.zeusd.ledger.killed import check
 from tests.zeusd.ledger.world import World
-from zeus_ipc.requests import Allocate
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 
 ROOT = Path(__file__).parents[3]
@@ -32,13 +31,11 @@ def test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees(
 ) -> None:
     seed = seeds.fresh()
     rng = random.Random(seed)
-    world = World(tmp_path, gpus=2)
-    accounts = world.accounts()
+    world = World(tmp_path, gpus=2).open()
     for number in range(40):
-        request = Allocate(id=1, gpus=["GPU-0"], name=f"job{number}", uid=number)
-        accounts.allocate(request, world.now_ns)
+        world.allocate(f"job{number}", uid=number)
         world.tick(rng.randrange(700), 10)
-        accounts.settle()
+        world.accounts.settle()
     log = (world.directory / "energy.db-wal").read_bytes()
     assert len(log) > 10_000
     for number in range(60):
@@ -58,15 +55,12 @@ def test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees(
 
 
 @pytest.mark.parametrize("damage", ["no database", "pages", "empty"])
-def test_a_damaged_ledger_is_moved_aside_and_another_begins(tmp_path: Path, damage: str) -> None:
-    world = World(tmp_path)
-    accounts = world.accounts()
+def test_a_damaged_ledger_is_moved_aside_and_another_begins(world: World, damage: str) -> None:
     for number in range(200):
-        request = Allocate(id=1, gpus=["GPU-0"], name=f"job{number}", uid=number)
-        accounts.allocate(request, world.now_ns)
+        world.allocate(f"job{number}", uid=number)
     world.tick(100, 10)
-    accounts.settle()
-    accounts.close()
+    world.accounts.settle()
+    world.accounts.close()
     path = world.directory / "energy.db"
     data = bytearray(path.read_bytes())
     if damage == "no database":
@@ -76,20 +70,19 @@ def test_a_damaged_ledger_is_moved_aside_and_another_begins(tmp_path: Path, dama
     else:
         data.clear()
     path.write_bytes(data)
-    accounts = world.accounts()
+    world.open()
     world.tick(100, 10)
-    accounts.settle()
+    world.accounts.settle()
     assert len(damaged(world.directory)) == (damage != "empty")
-    accounts.close()
+    world.accounts.close()
 
 
 def test_nobody_but_zeusd_may_open_the_ledger(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        world = World(tmp_path)
-        accounts = world.accounts()
+        world = World(tmp_path).open()
         world.tick(100, 10)
-        accounts.settle()
+        world.accounts.settle()
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in world.directory.iterdir()}
@@ -99,7 +92,7 @@ def test_nobody_but_zeusd_may_open_the_ledger(tmp_path: Path) -> None:
 
 def test_a_ledger_of_a_later_version_or_another_kind_is_not_touched(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.accounts().close()
+    world.open().accounts.close()
     db = sqlite3.connect(world.directory / "energy.db")
     db.execute("PRAGMA user_version = 99")
     db.close()

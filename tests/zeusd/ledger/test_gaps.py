@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.zeusd.ledger.test_accounts import allocate, deallocate, usage
-from tests.zeusd.ledger.test_shared import ALL, GPU, IDLE_W, Shared
+from tests.zeusd.ledger.test_shared import IDLE_W, Shared
 from tests.zeusd.ledger.test_shared import shared as shared
-from tests.zeusd.ledger.world import World
+from tests.zeusd.ledger.world import GPU, World, energy_uj
 from zeus_common.units import SECOND_NS
 from zeus_ipc.charging import ChargeBasis, bounds_of
-from zeus_ipc.replies import Usage, UsageSum
-from zeus_ipc.requests import Allocate, Deallocate, GetUsage
+from zeus_ipc.replies import UsageSum
+from zeus_ipc.requests import Allocate, Deallocate
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.activity import Activity, Listed, PidUse
 
@@ -19,43 +18,37 @@ SLICES = 7
 
 
 def test_a_gpu_that_is_lost_has_its_own_gap_and_the_others_none(tmp_path: Path) -> None:
-    world = World(tmp_path, gpus=2)
-    accounts = world.accounts()
-    allocate(accounts, world, "7", gpus=["GPU-1"])
+    world = World(tmp_path, gpus=2).open()
+    world.allocate("7", gpus=["GPU-1"])
     world.tick(100, 20, idle=True)
-    accounts.settle()
+    world.accounts.settle()
     lost = world.gpus.pop("GPU-0")
     for _ in range(10):
-        world.tick(300, 10)
-        accounts.work()
-        accounts.settle()
-    assert usage(accounts) == {"idle": 200, "7": 200 + 3000}
+        world.run(1, 300)
+        world.accounts.settle()
+    assert world.usage() == {"idle": 200, "7": 200 + 3000}
     lost.tick(50, 1, idle=True, every_ns=10 * SECOND_NS)
     world.gpus["GPU-0"] = lost
     world.tick(100, 20, idle=True)
-    assert usage(accounts) == {"idle": 200 + 200, "not sampled": 500, "7": 200 + 3000 + 200}
-    assert usage(accounts, "gpu") == {"GPU-0": 900, "GPU-1": 3400}
+    assert world.usage() == {"idle": 200 + 200, "not sampled": 500, "7": 200 + 3000 + 200}
+    assert world.usage("gpu") == {"GPU-0": 900, "GPU-1": 3400}
 
 
-def test_jobs_that_change_while_a_gpu_is_not_read_are_charged_between_bounds(
-    tmp_path: Path,
-) -> None:
+def test_jobs_that_change_while_a_gpu_is_not_read_are_charged_between_bounds(world: World) -> None:
     """As while a call of the driver takes 38 s: only the energy of the whole time is known."""
-    world = World(tmp_path)
-    accounts = world.accounts()
     (gpu,) = world.gpus.values()
-    allocate(accounts, world, "7")
+    world.allocate("7")
     world.tick(150, 100)
     began_ns = world.now_ns
     gpu.tick(150, every_ns=38 * SECOND_NS)
-    accounts.deallocate(Deallocate(id=1, name="7"), began_ns + 3 * SECOND_NS)
+    world.accounts.deallocate(Deallocate(id=1, name="7"), began_ns + 3 * SECOND_NS)
     request = Allocate(id=1, gpus=[GPU], name="8", kind="job", uid=1000)
-    accounts.allocate(request, began_ns + 9 * SECOND_NS)
+    world.accounts.allocate(request, began_ns + 9 * SECOND_NS)
     world.tick(150, 100)
     gpu.tick(150, every_ns=38 * SECOND_NS)  # nobody changes
     world.tick(150, 100)
-    assert usage(accounts) == {"7": 1500 + 450, "8": 150 * 29 + 3000 + 5700, "not sampled": 900}
-    answer = accounts.usage(GetUsage(id=1, edges=ALL, by="job", by_method=True), None)
+    assert world.usage() == {"7": 1500 + 450, "8": 150 * 29 + 3000 + 5700, "not sampled": 900}
+    answer = world.answer(by_method=True)
     found = {(one.name, *one.methods): one for one in answer.sums}
     gap_uj = 38 * 150_000_000
     assert {key for key in found if key[0] in "78"} == {
@@ -66,20 +59,18 @@ def test_jobs_that_change_while_a_gpu_is_not_read_are_charged_between_bounds(
         assert spread_uj >= gap_uj if method == "unread" else spread_uj == 0
         assert (bounds_of([method], not spread_uj) is ChargeBasis.EXACT) is (method != "unread")
     assert found["7", "unread"].lower_uj == 0
-    assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj
+    assert sum(map(energy_uj, answer.sums)) == gpu.energy_uj
 
 
-def test_a_reboot_costs_the_last_minute_at_most(tmp_path: Path) -> None:
+def test_a_reboot_costs_the_last_minute_at_most(world: World, tmp_path: Path) -> None:
     """Also where the power failed: the history in memory is gone."""
-    world = World(tmp_path)
-    accounts = world.accounts()
-    allocate(accounts, world, "7")
+    world.allocate("7")
     for _ in range(150):
         world.gpus[GPU].tick(100, 1, every_ns=SECOND_NS)
-        accounts.work()
-    accounts.close()
+        world.accounts.work()
+    world.accounts.close()
     drawn = world.gpus[GPU].energy_uj // 1_000_000
-    found = usage(World(tmp_path).accounts(boot="boot-2"))
+    found = World(tmp_path).open(boot="boot-2").usage()
     assert drawn - 60 * 100 <= found["7"] <= drawn
 
 
@@ -88,11 +79,11 @@ def test_mig_devices_that_change_leave_the_one_that_runs_as_it_was(shared: Share
     watts = {"a": 140, "b": 80, "c": 60}
     parts = {"a": 3, "b": 4, "c": 4}
     pids = {"a": 1, "b": 2, "c": 3}
-    accounts, world = shared.accounts, shared.world
+    world = shared.world
 
     def begin(name: str) -> None:
         group = {"kind": "pod", "control_group": f"uid-{name}", "gpus": [GPU]}
-        allocate(accounts, world, f"ml/{name}", uid=-1, weight=parts[name], parts=SLICES, **group)
+        world.allocate(f"ml/{name}", uid=-1, weight=parts[name], parts=SLICES, **group)
         account = Account(Kind.POD, f"unknown/uid-{name}")
         shared.processes.start(pids[name], shared.gpu.now_ns, account)
 
@@ -104,15 +95,11 @@ def test_mig_devices_that_change_leave_the_one_that_runs_as_it_was(shared: Share
         uses = [PidUse(pids[name], shared.gpu.now_ns, weights[name]) for name in names]
         activity = Activity(begin_ns, tuple(uses), measured)
         running = tuple(pids[name] for name in names)
-        accounts.listed(Listed(GPU, shared.gpu.now_ns, running, activity))
+        world.accounts.listed(Listed(GPU, shared.gpu.now_ns, running, activity))
 
     def charged() -> dict[tuple[str, str], UsageSum]:
-        accounts.settle()
-        request = GetUsage(id=1, edges=ALL, by="pod", by_method=True)
-        answer = accounts.usage(request, None)
-        assert isinstance(answer, Usage)
-        total_uj = sum(one.active_uj + one.idle_uj for one in answer.sums)
-        assert total_uj == sum(answer.metered_uj) == shared.gpu.energy_uj
+        answer = world.answer("pod", by_method=True)
+        assert sum(map(energy_uj, answer.sums)) == sum(answer.metered_uj) == shared.gpu.energy_uj
         return {(one.name or one.kind, *one.methods[:1]): one for one in answer.sums}
 
     begin("a")
@@ -120,7 +107,7 @@ def test_mig_devices_that_change_leave_the_one_that_runs_as_it_was(shared: Share
     for _ in range(10):
         second("ab")
     of_b = charged()["ml/b", "utilization"]
-    assert deallocate(accounts, world, "ml/b", kind="pod") == [GPU]
+    assert world.deallocate("ml/b", kind="pod") == [GPU]
     for number in range(5):
         second("a", measured=number > 0)
     begin("c")
@@ -129,11 +116,8 @@ def test_mig_devices_that_change_leave_the_one_that_runs_as_it_was(shared: Share
     found = charged()
     standing_w = IDLE_W * 3 / SLICES
 
-    def joules(one: UsageSum) -> float:
-        return (one.active_uj + one.idle_uj) / 1e6
-
     def near(one: UsageSum, expected_j: float) -> bool:
-        return abs(joules(one) - expected_j) < 0.001
+        return abs(energy_uj(one) / 1e6 - expected_j) < 0.001
 
     assert near(found["ml/a", "utilization"], 18 * (standing_w + watts["a"]))
     doubtful = found["ml/a", "slices"]

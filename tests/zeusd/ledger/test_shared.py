@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 
 from tests import seeds
-from tests.zeusd.ledger.world import World
+from tests.zeusd.ledger.world import GPU, World, energy_uj
 from tests.zeusd.runtime.test_presence import Processes
 from zeus_common.units import SECOND_NS
-from zeus_ipc.replies import Usage
-from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.usage import Sum
 from zeusd.runtime.activity import Activity, Listed, PidUse
 
-ALL = [0, 1_900_000_800]
-GPU, IDLE_W = "GPU-0", 75
+IDLE_W = 75
 ALICE, BOB = Account(Kind.USER, uid=1000), Account(Kind.USER, uid=1001)
 WATTS = {1: 400, 2: 150}
 METHODS = ("equal", "utilization")
@@ -37,7 +34,7 @@ class Shared:
 
     def open(self, **options: Any) -> None:
         """A zeusd starts, which knows the processes of this world."""
-        self.accounts = self.world.accounts(ignored_units=["dcgm*"], **options)
+        self.accounts = self.world.open(ignored_units=["dcgm*"], **options).accounts
         assert self.accounts._presence is not None
         self.accounts._presence._identities = self.processes
 
@@ -64,10 +61,8 @@ class Shared:
         self.accounts.listed(Listed(GPU, end_ns, (1, 2), activity))
 
     def charged(self) -> dict[int, Sum]:
-        self.accounts.settle()
-        answer = self.accounts.usage(GetUsage(id=1, edges=ALL, by="user"), None)
-        assert isinstance(answer, Usage)
-        assert sum(one.active_uj + one.idle_uj for one in answer.sums) == sum(answer.metered_uj)
+        answer = self.world.answer("user")
+        assert sum(map(energy_uj, answer.sums)) == sum(answer.metered_uj)
         return {one.uid: one for one in answer.sums if one.kind == "user"}
 
 
@@ -119,15 +114,12 @@ def test_turns_that_do_not_overlap_are_charged_exactly(shared: Shared) -> None:
 
 def test_two_that_hold_parts_share_by_use_and_idle_power_by_their_parts(shared: Shared) -> None:
     """Slurm's shards: a job's processes are found by its control group."""
-    accounts, now_ns = shared.accounts, shared.gpu.now_ns
+    now_ns = shared.gpu.now_ns
     shared.processes.start(1, now_ns, Account(Kind.JOB, "7", uid=1000))
     shared.processes.start(2, now_ns, Account(Kind.JOB, "sEKNKTV3WPV500", uid=1001))
     jobs = (("7", 1000, "7", 3), ("8", 1001, "sEKNKTV3WPV500", 1))
     for name, uid, group, weight in jobs:
-        request = Allocate(
-            id=1, gpus=[GPU], name=name, run="0", uid=uid, weight=weight, control_group=group
-        )
-        accounts.allocate(request, now_ns)
+        shared.world.allocate(name, uid=uid, run="0", weight=weight, control_group=group)
     for _ in range(20):
         shared.second([{2}] * 10)
     found = shared.charged()
@@ -137,10 +129,9 @@ def test_two_that_hold_parts_share_by_use_and_idle_power_by_their_parts(shared: 
 
 
 def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared: Shared) -> None:
-    request = Allocate(id=1, gpus=[GPU], name="7", uid=1000, weight=3, parts=7)
     shared.gpu.tick(IDLE_W, 10)
     shared.charged()
-    shared.accounts.allocate(request, shared.gpu.now_ns)
+    shared.world.allocate("7", weight=3, parts=7)
     shared.gpu.tick(700, 10)
     shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, ()))
     one = shared.charged()[1000]
@@ -158,7 +149,7 @@ def test_processes_that_only_hold_memory_have_used_nothing(shared: Shared) -> No
         activity = Activity(begin_ns, ())
         shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), activity))
     shared.charged()  # adds up
-    answer = shared.accounts.usage(GetUsage(id=1, edges=ALL, by="user"), None)
+    answer = shared.world.answer("user")
     assert sum(answer.metered_uj) == shared.gpu.energy_uj  # all is known until now
 
 
@@ -168,11 +159,9 @@ def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:
     shared.gpu.tick(300, 10)
     uses = (PidUse(1, shared.gpu.now_ns, 50), PidUse(99, shared.gpu.now_ns, 50))
     shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), Activity(begin_ns, uses)))
-    shared.accounts.settle()
-    answer = shared.accounts.usage(GetUsage(id=1, edges=ALL, by="account"), None)
-    assert isinstance(answer, Usage)
-    unknown = [one for one in answer.sums if one.name == "unknown process"]
-    assert unknown[0].active_uj == pytest.approx(25e6 + 112.5e6, rel=0.01)
+    sums = shared.world.answer("account").sums
+    (unknown,) = [one for one in sums if one.name == "unknown process"]
+    assert unknown.active_uj == pytest.approx(25e6 + 112.5e6, rel=0.01)
 
 
 def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
@@ -184,8 +173,7 @@ def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
         gpu.tick(IDLE_W + 300, 10)
         accounts.listed(Listed(GPU, gpu.now_ns, (1, 2)))
     whole = shared.charged()
-    answer = accounts.usage(GetUsage(id=1, edges=ALL, by="user", by_method=True), None)
-    assert isinstance(answer, Usage)
+    answer = shared.world.answer("user", by_method=True)
     found = {(one.uid, *one.methods): one for one in answer.sums if one.kind == "user"}
     assert {*found} == {(uid, method) for uid in (1000, 1001) for method in METHODS}
     for uid in (1000, 1001):
@@ -196,14 +184,9 @@ def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
     counters = {one.uid: one.estimates for one in accounts.totals() if one.kind == "user"}
     for (uid, method), one in found.items():
         (part,) = [part for part in counters[uid] if part.method == method]
-        assert (part.energy_uj, part.lower_uj, part.upper_uj) == (
-            one.active_uj + one.idle_uj,
-            one.lower_uj,
-            one.upper_uj,
-        )
-    answer = accounts.usage(GetUsage(id=1, edges=ALL, by="gpu"), None)
-    assert isinstance(answer, Usage)
-    (gpus,) = answer.sums  # the total is certain, only the shares are not
+        bounds_uj = one.lower_uj, one.upper_uj
+        assert (part.energy_uj, part.lower_uj, part.upper_uj) == (energy_uj(one), *bounds_uj)
+    (gpus,) = shared.world.answer("gpu").sums  # the total is certain, only the shares are not
     assert gpus.lower_uj == gpus.upper_uj == gpu.energy_uj
 
 
@@ -217,19 +200,12 @@ def test_settling_often_changes_no_bound(tmp_path: Path) -> None:
         shared.processes.start(2, shared.gpu.now_ns, BOB)
         for second in range(12):
             shared.second([{1 + second % 2}] * 5 + [{1, 2}] * 5)
+            shared.gpu.tick(IDLE_W, 3)
             if often:
-                shared.gpu.tick(IDLE_W, 3)
                 shared.accounts.settle()
-                shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
-            else:
-                shared.gpu.tick(IDLE_W, 3)
-                shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
-        found.append(
-            {
-                uid: (one.active_uj, one.lower_uj, one.upper_uj)
-                for uid, one in shared.charged().items()
-            }
-        )
+            shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
+        charged = shared.charged().items()
+        found.append({uid: (one.active_uj, one.lower_uj, one.upper_uj) for uid, one in charged})
     assert found[0] == found[1]
 
 
@@ -251,19 +227,11 @@ def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) ->
         if choice < 0.25:
             number, parts = rng.randrange(3), rng.choice((0, 7))
             weight = rng.randrange(4) if not parts else rng.randrange(1, 4)
-            request = Allocate(
-                id=1,
-                gpus=[GPU],
-                kind="pod" if number == 2 else "job",
-                name=f"ml/pod{number}" if number == 2 else f"job{number}",
-                uid=1000 + number,
-                weight=weight,
-                parts=parts,
-                control_group=f"uid-{number}",
-            )
-            accounts.allocate(request, now_ns)
+            kind, name = ("pod", "ml/pod2") if number == 2 else ("job", f"job{number}")
+            size = {"weight": weight, "parts": parts, "control_group": f"uid-{number}"}
+            shared.world.allocate(name, uid=1000 + number, kind=kind, **size)
         elif choice < 0.4:
-            accounts.deallocate(Deallocate(id=1, name=f"job{rng.randrange(2)}"), now_ns)
+            shared.world.deallocate(f"job{rng.randrange(2)}")
         elif choice < 0.9:
             for pid in {*processes.living} - {1, 2}:
                 if rng.random() < 0.3:
@@ -287,9 +255,8 @@ def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) ->
     gpu.tick(100, 10 * 20)  # longer than a list may be late
     accounts.settle()
     for by in ("account", "user", "job", "pod", "process", "gpu", "total"):
-        answer = accounts.usage(GetUsage(id=1, edges=ALL, by=by), None)
-        assert isinstance(answer, Usage)
-        assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj
+        answer = shared.world.answer(by)
+        assert sum(map(energy_uj, answer.sums)) == gpu.energy_uj
         for one in answer.sums:
-            assert 0 <= one.lower_uj <= one.active_uj + one.idle_uj <= one.upper_uj
+            assert 0 <= one.lower_uj <= energy_uj(one) <= one.upper_uj
     assert {one.kind for one in answer.sums} <= {"total", "idle", "unattributed"}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from zeus_common.units import SECOND_NS
-from zeus_ipc.replies import Usage
-from zeus_ipc.requests import GetUsage
+from zeus_ipc.replies import Usage, UsageSum
+from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.ledger.schema import open_ledger, open_to_read
 from zeusd.ledger.store import LedgerStore
-from zeusd.ledger.usage import Reader
+from zeusd.ledger.usage import Reader, Sum
 from zeusd.runtime.accounts import Accounts, Clocks, Retention
 from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.readings import REASON_IDLE
@@ -27,6 +28,13 @@ TICK_NS = SECOND_NS // 10
 START_NS = 1_000 * SECOND_NS
 START_S = 1_790_000_100  # a quarter of an hour begins
 BOOT = "boot-1"
+GPU = "GPU-0"
+ALL = [START_S - 40 * 86_400, START_S + 40 * 86_400]
+"""Edges around all that happens, each at a quarter of an hour."""
+
+
+def energy_uj(one: UsageSum | Sum) -> int:
+    return one.active_uj + one.idle_uj
 
 
 class Gpu:
@@ -121,12 +129,12 @@ class World:
     def utc_ns_at(self, t_ns: int) -> int:
         return START_S * SECOND_NS + t_ns - START_NS + self.step_ns
 
-    def accounts(
+    def open(
         self,
         boot: str = BOOT,
         ignored_units: Iterable[str] | None = None,
         retention: Retention | None = None,
-    ) -> ReadAccounts:
+    ) -> World:
         """Opens the ledger, like a zeusd that starts now."""
         self.connection = open_ledger(self.directory)
         self.store = LedgerStore(self.connection, boot)
@@ -134,7 +142,7 @@ class World:
             lambda: self.now_ns + self.ahead_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns
         )
         known = [*self.gpus, "cpu:0"]
-        accounts = ReadAccounts(
+        self.accounts = ReadAccounts(
             self.directory,
             self.store,
             lambda: known,
@@ -144,5 +152,46 @@ class World:
             retention or Retention(),
             ignored_units,
         )
-        accounts.recover()
-        return accounts
+        self.accounts.recover()
+        return self
+
+    def restart(self) -> None:
+        """zeusd is killed, nothing more is settled, and the next one starts."""
+        self.accounts.close()
+        self.open()
+
+    def run(self, times: int, watts: int, ticks: int = 10, idle: bool = False) -> None:
+        """Time passes, and zeusd works now and then."""
+        for _ in range(times):
+            self.tick(watts, ticks, idle)
+            self.accounts.work()
+
+    def group(self, name: str) -> Path:
+        """Where the control group of a job is."""
+        return self.groups / "system.slice/slurmstepd.scope" / name
+
+    def allocate(self, name: str, uid: int = 1000, **fields: Any) -> None:
+        gpus = fields.pop("gpus", [GPU])
+        request = Allocate(id=1, gpus=gpus, name=name, uid=uid, **fields)
+        self.accounts.allocate(request, self.now_ns)
+
+    def deallocate(self, name: str, **fields: Any) -> list[str]:
+        return self.accounts.deallocate(Deallocate(id=1, name=name, **fields), self.now_ns)
+
+    def answer(
+        self, by: str = "job", edges: list[int] = ALL, reader: int | None = None, **fields: Any
+    ) -> Usage:
+        """What a request gives, once all until now is settled."""
+        self.accounts.settle()
+        return self.accounts.usage(GetUsage(id=1, edges=edges, by=by, **fields), reader)
+
+    def usage(self, by: str = "job", edges: list[int] = ALL, **fields: Any) -> dict[str, int]:
+        """Joules by name, or else by kind or uid; checks that they add up to the meters."""
+        answer = self.answer(by, edges, **fields)
+        found: dict[str, int] = defaultdict(int)
+        for one in answer.sums:
+            label = one.name or (f"uid {one.uid}" if one.kind == "user" else one.kind)
+            found[label + (f"/{one.run}" if one.run else "")] += energy_uj(one) // 1_000_000
+        if not {*fields} - {"reader"}:
+            assert sum(map(energy_uj, answer.sums)) == sum(answer.metered_uj)
+        return dict(found)

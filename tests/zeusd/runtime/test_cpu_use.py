@@ -171,7 +171,7 @@ def test_packages_are_charged_by_cpu_time_in_their_own_ledger(
 ) -> None:
     world = World(tmp_path)
     package = world.gpus["cpu:0"] = Gpu()
-    gpus = world.accounts()
+    gpus = world.open().accounts
     connection = open_ledger(tmp_path / "cpu")
     clocks = Clocks(lambda: package.now_ns, world.utc_ns, lambda: package.now_ns)
     accounts = ReadAccounts(
