@@ -237,6 +237,23 @@ def test_an_administrator_may_persist_a_higher_limit_than_before(world: World) -
     assert "error" not in world.set_power(ALICE, 250)
 
 
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_change_while_a_set_is_under_way_is_noticed(world: World, revoked: bool) -> None:
+    persist(world, 240)
+    world.call(ADMIN, "release")
+    world.hold = True
+    asked = world.ask_power(ALICE, 200)
+    world.run_next()  # the value in force is read
+    world.values[POWER] = (150_000,)
+    if revoked:
+        world.ask(ADMIN, "release", whose="all")
+    world.run_held()
+    assert [note["result"] for note in world.events("outside_change")] == ["noticed"]
+    refusal = world.outcome(ALICE, asked).get("error")
+    assert (refusal and refusal["code"]) == ("lease_expired" if revoked else None)
+    assert world.limit_w() == (150 if revoked else 200)
+
+
 def test_a_control_that_was_not_set_cannot_be_persisted(world: World) -> None:
     world.set_power(ALICE, 200)
     assert world.code(ADMIN, "persist", controls=["power_limit"]) == "bad_request"

@@ -143,14 +143,14 @@ def test_a_user_who_acquires_and_releases_for_ever_pushes_out_only_own_records(
     world.set_power(ALICE, 200)
     world.call(ALICE, "release")
     records = world.core.audit_log.newest(0, 2**62, KEPT)
-    for _ in range(2 * KEPT):
+    for _ in range(8 * KEPT // 5):
         world.now_ns += 10_000_000  # below the rate limit
         world.call(BOB, "acquire", gpus=[GPU0], controls=["power_limit"])
         world.call(BOB, "release")
     later = world.core.audit_log.newest(0, 2**62, 2 * KEPT)
     assert len(later) == KEPT
     page = AuditRecords.model_validate(world.call(ADMIN, "audit")["result"])
-    assert (len(page.records), page.dropped) == (MAX_RECORDS, world.core.audit_log.dropped)
+    assert (len(page.records), page.dropped) == (MAX_RECORDS, page.records[-1].number - KEPT)
     first = page.records[0].number
     assert first == page.records[-1].number - MAX_RECORDS + 1
     earlier = world.call(ADMIN, "audit", before=first, limit=20)["result"]["records"]
@@ -182,7 +182,7 @@ def test_many_subordinate_uids_are_one_user() -> None:
     world.set_power(1, 200)
     records = world.core.audit_log.newest(0, 2**62, KEPT)
     codes = set()
-    for number in range(2 * KEPT):
+    for number in range(5 * KEPT // 4):
         world.now_ns += 2_000_000_000 if number % 20 else 0
         world.connect(2, pid=2 + number, uid=100_000 + number)
         codes.add(world.set_power(2, 200)["error"]["code"])

@@ -154,9 +154,15 @@ def test_it_is_known_when_the_counters_were_asked_for_even_if_there_were_none() 
 
 
 def test_long_windows_come_from_the_coarser_rows() -> None:
+    """The clocks are limited in the second half of each coarser row."""
     limited = history()
     for second in range(4 * 3600):
-        limited.add(START_NS + second * SECOND_NS, [second * SECOND_NS // 4, 0, 0, 0, 0])
+        row, within = divmod(START_NS // SECOND_NS + second, 30)
+        power_ns = (15 * row + max(0, within - 15)) * SECOND_NS
+        limited.add(START_NS + second * SECOND_NS, [power_ns, 0, 0, 0, 0])
     begin_ns = START_NS + 200 * SECOND_NS
     found = dict(limited.window(begin_ns, begin_ns + 3 * 3600 * SECOND_NS))
-    assert found["power"] == pytest.approx(3 * 3600 * 1000 / 4, rel=0.01)
+    assert found["power"] == pytest.approx(3 * 3600 * 1000 / 2, rel=0.01)
+    # Where the finer rows begin: a coarser one is taken as limited all the time.
+    begin_ns = START_NS + 3603 * SECOND_NS
+    assert dict(limited.window(begin_ns, begin_ns + SECOND_NS))["power"] == 0

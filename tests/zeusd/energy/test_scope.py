@@ -64,11 +64,19 @@ def test_a_gpu_without_a_module_is_not_tested() -> None:
     assert chip.run(20) is Scope.GPU
 
 
-def test_a_comparison_begins_again_after_a_pause() -> None:
+@pytest.mark.parametrize("pauses", [True, False], ids=["no readings", "no counter"])
+def test_a_comparison_begins_again_after_a_pause(pauses: bool) -> None:
     chip = Chip(counted_w=GPU_W)
     chip.run(4)
-    chip.t_ns += GAP_NS  # no readings, and the counter changed its scope
-    chip.energy_mj += 10_000_000
+    if pauses:
+        chip.t_ns += GAP_NS  # and the counter changed its scope
+        chip.energy_mj += 10_000_000
+    else:
+        chip.t_ns += STEP_NS
+        module_mw = chip.module_mw
+        chip.test.observe(
+            SensorValues(chip.t_ns, None, chip.gpu_mw, None, None, module_power_mw=module_mw)
+        )
     assert chip.run(4) is Scope.UNKNOWN
     assert chip.run(1.3) is Scope.GPU
 

@@ -112,6 +112,7 @@ def test_a_mig_instance_never_gets_the_whole_gpus_figure_as_its_own() -> None:
     job, rest = split(700, 7, Situation(holder))
     assert (job.method, job.active_uj, job.lower_uj, job.upper_uj) == (Method.WEIGHTS, 300, 0, 700)
     assert (rest.account, rest.idle_uj, rest.ns) == (IDLE, 400, 4)
+    assert split(700, 7, Situation([Claim(JOB, 6, of=7)]))[1].idle_uj == 100
     # Measured, it is charged what is drawn beyond idle, and its slices' part of that.
     job, rest = split(
         700, 10**9, Situation(holder, used=[Claim(JOB, 5)], idle_uw=210, unknown="down")

@@ -16,9 +16,10 @@ import sys
 import time
 from pathlib import Path
 
+from tests import seeds
 from tests.zeusd.ledger.world import World, energy_uj
 
-KILLS = 200
+KILLS = seeds.tries(200)
 
 
 def keep_accounts(world: World, rng: random.Random, begun: int) -> None:
