@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.zeus.pipeline_frequency.timeline import timeline, totals
 from zeus.optimizer.pipeline_frequency.planner import Planner
-from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import (
     Pipeline,
@@ -20,6 +21,8 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     interleaved_1f1b,
     one_f_one_b,
 )
+
+Stages = tuple[tuple[Step, ...], ...]
 
 KINDS = (
     "convex",
@@ -57,9 +60,9 @@ class Instance:
             for order in self.pipeline.stages
         ]
 
-    def figures(self, clocks: dict[tuple[int, str], int]) -> tuple[float, float]:
-        """Time, s, and energy, J, where every instruction of a stage and name has one clock."""
-        runs = timeline(self.profile, self.pipeline, self.stages(clocks))
+    def totals(self, stages: Sequence[Sequence[Step]]) -> tuple[float, float]:
+        """Time, s, and energy, J, of a plan."""
+        runs = timeline(self.profile, self.pipeline, stages)
         return totals(runs, self.pipeline.num_stages, self.p2p_power_w)
 
     def effective_j(self, time_s: float, energy_j: float) -> float:
@@ -155,23 +158,21 @@ def uniform_clocks(instance: Instance) -> list[dict[tuple[int, str], int]]:
 
 def uniform_policies(instance: Instance) -> list[tuple[float, float]]:
     """Times and energies with one clock for all, and with one power limit for all."""
-    return [instance.figures(clocks) for clocks in uniform_clocks(instance)]
+    return [instance.totals(instance.stages(clocks)) for clocks in uniform_clocks(instance)]
 
 
-def every_plan(instance: Instance) -> list[tuple[float, float]]:
-    """Time and effective energy of each possible plan."""
+def every_plan(instance: Instance) -> list[tuple[float, float, float, Stages]]:
+    """Time, effective energy, energy and stages of each possible plan."""
     found = []
     profile, pipeline = instance.profile, instance.pipeline
     choices = [profile.options(one.stage, one.name) for one in pipeline.instructions]
     for chosen in itertools.product(*choices):
-        stages = [
-            [(pipeline.instructions[place].name, chosen[place].frequency) for place in order]
+        stages = tuple(
+            tuple((pipeline.instructions[place].name, chosen[place].frequency) for place in order)
             for order in pipeline.stages
-        ]
-        time_s, energy_j = totals(
-            timeline(profile, pipeline, stages), pipeline.num_stages, instance.p2p_power_w
         )
-        found.append((time_s, instance.effective_j(time_s, energy_j)))
+        time_s, energy_j = instance.totals(stages)
+        found.append((time_s, instance.effective_j(time_s, energy_j), energy_j, stages))
     return found
 
 
@@ -193,7 +194,7 @@ APART = 5e-7
 
 def missed(instance: Instance, frontier: Frontier) -> tuple[int, list[tuple[float, float]]]:
     """How many Pareto points brute force finds, and those that an exact frontier lacks."""
-    plans = every_plan(instance)
+    plans = [(time_s, cost_j) for time_s, cost_j, *_ in every_plan(instance)]
     span_s, scale_j = max(one[0] for one in plans), max(abs(one[1]) for one in plans)
     points = pareto(plans, EQUAL * scale_j)
     have = [(plan.time_s, plan.effective_energy_j) for plan in frontier.plans]
@@ -214,12 +215,12 @@ def check_frontier(instance: Instance, frontier: Frontier) -> None:
     """
     stages = instance.pipeline.num_stages
     for plan in frontier.plans:
-        time_s, energy_j = totals(
-            timeline(instance.profile, instance.pipeline, plan.stages), stages, instance.p2p_power_w
-        )
+        time_s, energy_j = instance.totals(plan.stages)
+        effective_j = instance.effective_j(plan.time_s, plan.energy_j)
         scale = energy_j + instance.p2p_power_w * stages * time_s
         assert math.isclose(plan.time_s, time_s, rel_tol=1e-9)
         assert math.isclose(plan.energy_j, energy_j, rel_tol=1e-9)
+        assert math.isclose(plan.effective_energy_j, effective_j, abs_tol=1e-9 * scale)
         assert plan.bound_j <= plan.energy_j + 1e-9 * scale
         for policy_j in frontier.beside(plan).values():
             assert math.isnan(policy_j) or plan.energy_j <= policy_j + 1e-9 * scale

@@ -1,15 +1,16 @@
-"""Small pipelines, and every plan they have."""
+"""Profiles of pipelines, and their planners."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.zeus.pipeline_frequency.timeline import timeline, totals
+from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
-from zeus.optimizer.pipeline_frequency.schedules import Pipeline
+from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 
 DATA = Path(__file__).parents[3] / "zeusd/devices/simulated/data/perseus"
 P2P_W = {"a100": 83.64, "a40": 70.38}
@@ -20,6 +21,34 @@ def measured(gpu: str, stages: int = 8) -> InstructionProfile:
     """The shipped profile of GPT-3 175B; the last stage is always its last."""
     profile = InstructionProfile.read(DATA / f"gpt3-175b+{gpu}.columns.csv.xz")
     return profile if stages == 8 else profile.pick([*range(stages - 1), 7])
+
+
+def usual(gpu: str = "a100", stages: int = 4, microbatches: int = 8, **options: Any) -> Planner:
+    """A planner of that profile under 1F1B."""
+    pipeline = one_f_one_b(stages, microbatches)
+    return Planner(measured(gpu, stages), pipeline, p2p_power_w=P2P_W[gpu], **options)
+
+
+def changed(
+    profile: InstructionProfile, change: Callable[[Sequence[Option]], Sequence[Option]]
+) -> InstructionProfile:
+    """A profile with other options of each instruction."""
+    return InstructionProfile(
+        {
+            (stage, name, 0): list(change(profile.options(stage, name)))
+            for stage in range(profile.num_stages)
+            for name in INSTRUCTIONS
+        }
+    )
+
+
+def same_options(
+    options: Sequence[Option], stages: int = 1, names: Sequence[str] = INSTRUCTIONS
+) -> InstructionProfile:
+    """A profile in which all instructions have the same options."""
+    return InstructionProfile(
+        {(n, name, 0): list(options) for n in range(stages) for name in names}
+    )
 
 
 def random_profile(
@@ -38,21 +67,3 @@ def random_profile(
                 energy_j *= rnd.uniform(0.7, 1.02)
             options[stage, name, 0] = rows
     return InstructionProfile(options)
-
-
-def every_plan(
-    profile: InstructionProfile, pipeline: Pipeline, p2p_power_w: float
-) -> list[tuple[float, float, float]]:
-    """Time, effective energy and energy of each possible plan."""
-    found = []
-    choices = [profile.options(one.stage, one.name) for one in pipeline.instructions]
-    for chosen in itertools.product(*choices):
-        stages = [
-            [(pipeline.instructions[place].name, chosen[place].frequency) for place in order]
-            for order in pipeline.stages
-        ]
-        runs = timeline(profile, pipeline, stages)
-        time_s, energy_j = totals(runs, pipeline.num_stages, p2p_power_w)
-        blocking_j = p2p_power_w * pipeline.num_stages * time_s
-        found.append((time_s, energy_j - blocking_j, energy_j))
-    return found

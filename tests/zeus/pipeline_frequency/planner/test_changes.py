@@ -8,18 +8,18 @@ import pytest
 from tests import seeds
 from tests.zeus.pipeline_frequency.instances import KINDS, random_instance, uniform_clocks
 from tests.zeus.pipeline_frequency.timeline import timeline, totals
-from tests.zeus.pipeline_frequency.toys import measured
+from tests.zeus.pipeline_frequency.toys import changed, measured, same_options, usual
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 from zeus.optimizer.pipeline_frequency.plans import Plan, count_changes
-from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 
 PIPELINE = one_f_one_b(4, 4)
 
 
 def planner(changes: Changes | None = None, exact: bool | None = None) -> Planner:
-    return Planner(measured("a100", 4), PIPELINE, p2p_power_w=83.64, changes=changes, exact=exact)
+    return usual(microbatches=4, changes=changes, exact=exact)
 
 
 def test_a_changes_time_is_in_the_plans_time() -> None:
@@ -81,12 +81,8 @@ def test_ties_go_to_fewer_changes() -> None:
 
 
 def test_exact_plans_count_changes_too() -> None:
-    options = {
-        (0, name, 0): [Option(1400, 1.0, 100.0), Option(1300, 1.2, 80.0)]
-        for name in ("forward", "backward")
-    }
     pipeline = one_f_one_b(1, 3)
-    profile = InstructionProfile(options)
+    profile = same_options([Option(1400, 1.0, 100.0), Option(1300, 1.2, 80.0)])
     free = Planner(profile, pipeline, p2p_power_w=0.0).straggler(6.6).plans[0]
     assert free.effective_energy_j == pytest.approx(540.0)
     assert free.clock_changes == 1
@@ -100,11 +96,8 @@ def test_exact_plans_count_changes_too() -> None:
 @pytest.mark.parametrize("slow", [2, 3, 4, 5, 6])
 def test_of_the_best_plans_the_one_with_the_fewest_changes(slow: int) -> None:
     """Any so many of eight instructions may be the slow ones: together they need one change."""
-    options = {
-        (0, name, 0): [Option(1400, 1.0, 100.0), Option(1300, 1.2, 80.0)]
-        for name in ("forward", "backward")
-    }
-    planner = Planner(InstructionProfile(options), one_f_one_b(1, 4), p2p_power_w=0.0)
+    profile = same_options([Option(1400, 1.0, 100.0), Option(1300, 1.2, 80.0)])
+    planner = Planner(profile, one_f_one_b(1, 4), p2p_power_w=0.0)
     (plan,) = planner.straggler(8 + 0.2 * slow).plans
     assert plan.effective_energy_j == pytest.approx(800 - 20 * slow)
     assert plan.clock_changes == 1
@@ -117,25 +110,6 @@ def test_bad_costs_are_reported() -> None:
         planner(Changes(most=-1))
 
 
-@pytest.mark.parametrize("changes", [Changes(time_s=0.05), Changes(most=3)])
-@pytest.mark.parametrize("slower", [1.02, 1.2, 1.6])
-def test_no_plan_takes_more_than_one_clock_for_all(changes: Changes, slower: float) -> None:
-    profile = measured("a100", 4)
-    pipeline = one_f_one_b(4, 4)
-    asked = Planner(profile, pipeline, p2p_power_w=83.64, changes=changes, exact=False)
-    limit_s = slower * asked.fastest_time_s
-    (plan,) = asked.deadline(limit_s).plans
-    assert plan.time_s <= limit_s * (1 + 1e-9)
-    clocks = {option.frequency for option in profile.options(0, "forward")}
-    for mhz in clocks:
-        same = [
-            [(pipeline.instructions[one].name, mhz) for one in order] for order in pipeline.stages
-        ]
-        time_s, energy_j = totals(timeline(profile, pipeline, same), 4, 83.64)
-        if time_s <= limit_s:
-            assert plan.energy_j <= energy_j * (1 + 1e-9)
-
-
 @pytest.mark.parametrize(
     ("seed", "changes", "slower"),
     [
@@ -145,7 +119,7 @@ def test_no_plan_takes_more_than_one_clock_for_all(changes: Changes, slower: flo
         (1186, Changes(time_s=0.099, most=5), 1.1),
     ],
 )
-def test_no_plan_takes_more_than_the_clocks_of_one_power_limit(
+def test_no_plan_takes_more_than_one_clock_or_one_power_limit(
     seed: int, changes: Changes, slower: float
 ) -> None:
     instance = random_instance(random.Random(seed), KINDS[seed % len(KINDS)])
@@ -153,24 +127,9 @@ def test_no_plan_takes_more_than_the_clocks_of_one_power_limit(
     asked = Planner(profile, pipeline, p2p_power_w=p2p_w, changes=changes, exact=False)
     limit_s = slower * asked.fastest_time_s
     (plan,) = asked.deadline(limit_s).plans
-    order = [[pipeline.instructions[place] for place in stage] for stage in pipeline.stages]
-    offered = {
-        one: profile.options(one.stage, one.name, one.chunk) for stage in order for one in stage
-    }
     tried = 0
-    for watts in {one.energy_j / one.time_s for options in offered.values() for one in options}:
-        clocks = {
-            one: max(
-                [
-                    option.frequency
-                    for option in options
-                    if option.energy_j / option.time_s <= watts
-                ],
-                default=options[-1].frequency,
-            )
-            for one, options in offered.items()
-        }
-        limited = asked.plan_of([[(one.name, clocks[one]) for one in stage] for stage in order])
+    for clocks in uniform_clocks(instance):
+        limited = asked.plan_of(instance.stages(clocks))
         few = changes.most is None or limited.clock_changes <= changes.most
         if few and limited.time_s <= limit_s:
             tried += 1
@@ -273,19 +232,8 @@ def test_the_only_plan_may_be_slower_than_the_least_energy(exact: bool) -> None:
 @functools.cache
 def bounded_planner(changes: Changes | None = None) -> Planner:
     """For a bound, many planners are made: of few microbatches and every fourth clock."""
-    whole = measured("a100", 4)
-    few = {
-        (stage, name, 0): whole.options(stage, name)[::4]
-        for stage in range(4)
-        for name in INSTRUCTIONS
-    }
-    return Planner(
-        InstructionProfile(few),
-        one_f_one_b(4, 4),
-        p2p_power_w=83.64,
-        changes=changes,
-        exact=False,
-    )
+    few = changed(measured("a100", 4), lambda options: options[::4])
+    return Planner(few, PIPELINE, p2p_power_w=83.64, changes=changes, exact=False)
 
 
 @pytest.mark.parametrize("changes", [Changes(time_s=0.02), Changes(most=6)])

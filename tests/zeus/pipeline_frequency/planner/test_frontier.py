@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,18 +21,26 @@ from tests.zeus.pipeline_frequency.instances import (
     random_instance,
     uniform_policies,
 )
-from tests.zeus.pipeline_frequency.toys import P2P_W, measured
+from tests.zeus.pipeline_frequency.toys import same_options, usual
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.planner.linear import Optimum, Program
+from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import gpipe, one_f_one_b
 
 
-def fresh(what: str) -> random.Random:
-    """A different seed each time; a failing test prints it."""
-    seed = seeds.fresh(what)
-    return random.Random(seed)
+def check_answers(
+    instance: Instance,
+    planner: Callable[[], Planner],
+    frontier: Frontier,
+    policies: list[tuple[float, float]],
+    times_s: list[float],
+) -> None:
+    """Plans within these times are neither late, nor above a policy or the frontier's plan."""
+    for time_s, straggler in itertools.product(times_s, (False, True)):
+        found = ask(instance, planner(), frontier, policies, time_s, straggler)
+        assert max(found.late, found.above_policy, found.above_frontier) <= 1e-9, found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,7 +49,7 @@ def test_no_plan_is_late_or_above_what_is_simpler(kind: str) -> None:
 
     A thousand more: benchmarks/pipeline_instances.py.
     """
-    rnd = fresh(kind)
+    rnd = random.Random(seeds.fresh(kind))
     for _ in range(seeds.tries(3)):
         instance = random_instance(rnd, kind)
         planner = instance.planner(exact=False)
@@ -47,22 +57,15 @@ def test_no_plan_is_late_or_above_what_is_simpler(kind: str) -> None:
         check_frontier(instance, frontier)
         policies = uniform_policies(instance)
         fastest_s, slowest_s = frontier.plans[-1].time_s, frontier.plans[0].time_s
-        for time_s in (
-            rnd.uniform(fastest_s, 1.1 * slowest_s),
-            rnd.choice(frontier.plans).time_s,
-            rnd.choice(policies)[0],
-        ):
-            for straggler in (False, True):
-                found = ask(instance, planner, frontier, policies, time_s, straggler)
-                assert found.late <= 1e-9
-                assert found.above_policy <= 1e-9
-                assert found.above_frontier <= 1e-9
+        times = [rnd.uniform(fastest_s, 1.1 * slowest_s), rnd.choice(frontier.plans).time_s]
+        times.append(rnd.choice(policies)[0])
+        check_answers(instance, lambda planner=planner: planner, frontier, policies, times)
 
 
 @pytest.mark.parametrize("turn", range(seeds.tries(10)))
 def test_plans_where_times_tie_and_scales_are_far_apart(turn: int) -> None:
     """One stage, one microbatch, identical stages, one long stage; no and much blocking power."""
-    rnd = fresh(f"turn {turn}")
+    rnd = random.Random(seeds.fresh(f"turn {turn}"))
     make, stages, microbatches = rnd.choice(
         [
             (gpipe, 8, 1),
@@ -92,13 +95,9 @@ def test_plans_where_times_tie_and_scales_are_far_apart(turn: int) -> None:
     frontier, policies = planner.frontier(), uniform_policies(instance)
     check_frontier(instance, frontier)
     times = [plan.time_s for plan in rnd.choices(frontier.plans, k=3)]
-    for time_s in (*times, planner.fastest_time_s, times[0] * (1 - 1e-10), math.inf):
-        for straggler in (False, True):
-            time_s = max(time_s, planner.fastest_time_s)
-            found = ask(instance, planner, frontier, policies, time_s, straggler)
-            assert found.late <= 1e-9
-            assert found.above_policy <= 1e-9
-            assert found.above_frontier <= 1e-9
+    least_s = planner.fastest_time_s
+    times += [least_s, max(least_s, times[0] * (1 - 1e-10)), math.inf]
+    check_answers(instance, lambda: planner, frontier, policies, times)
 
 
 @pytest.mark.parametrize("seed", [138492117, 754687985])
@@ -110,18 +109,14 @@ def test_times_that_differ_by_rounding_are_one(seed: int) -> None:
 
 @pytest.mark.parametrize("turn", range(seeds.tries(2)))
 def test_a_planner_that_is_asked_first_is_not_above_the_frontier(turn: int) -> None:
-    rnd = fresh(f"instance {turn}")
+    rnd = random.Random(seeds.fresh(f"instance {turn}"))
     instance = random_instance(rnd, "not convex")
     while not 100 < len(instance.pipeline.instructions) < 200:
         instance = random_instance(rnd, "not convex")
     frontier = instance.planner(exact=False).frontier()
     policies = uniform_policies(instance)
-    for plan in rnd.sample(frontier.plans, 4):
-        for straggler in (False, True):
-            planner = instance.planner(exact=False)
-            found = ask(instance, planner, frontier, policies, plan.time_s, straggler)
-            assert found.late <= 1e-9
-            assert found.above_frontier <= 1e-9
+    times = [plan.time_s for plan in rnd.sample(frontier.plans, 4)]
+    check_answers(instance, lambda: instance.planner(exact=False), frontier, policies, times)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +130,12 @@ def test_a_part_of_the_frontier_is_the_same_whatever_part_came_first(
     instance = random_instance(random.Random(seed), kind)
     frontier = instance.planner(exact=False).frontier()
     policies = uniform_policies(instance)
-    for asked_s in (time_s, *(plan.time_s for plan in frontier.plans[::60])):
-        for straggler in (False, True):
-            planner = instance.planner(exact=False)
-            found = ask(instance, planner, frontier, policies, asked_s, straggler)
-            assert found.above_frontier <= 1e-9
+    times = [time_s, *(plan.time_s for plan in frontier.plans[::60])]
+    check_answers(instance, lambda: instance.planner(exact=False), frontier, policies, times)
 
 
-@pytest.mark.parametrize("gpu", ["a100", "a40"])
 def test_a_single_plan_takes_one_more_program_than_the_frontier_and_is_not_above_it(
-    gpu: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     solved: list[float] = []
     solve = Program.solve
@@ -155,9 +146,7 @@ def test_a_single_plan_takes_one_more_program_than_the_frontier_and_is_not_above
 
     monkeypatch.setattr(Program, "solve", counted)
 
-    def planner() -> Planner:
-        return Planner(measured(gpu, 4), one_f_one_b(4, 8), p2p_power_w=P2P_W[gpu], exact=False)
-
+    planner = functools.partial(usual, exact=False)
     keeper = planner()
     frontier = keeper.frontier()
     whole = len(solved)
@@ -185,7 +174,7 @@ def test_a_single_plan_takes_one_more_program_than_the_frontier_and_is_not_above
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exact_frontier_has_every_pareto_point(kind: str) -> None:
-    rnd = fresh(kind)
+    rnd = random.Random(seeds.fresh(kind))
     for _ in range(seeds.tries(2)):
         instance = random_instance(rnd, kind, small=True)
         frontier = instance.planner(exact=True).frontier()
@@ -237,17 +226,14 @@ def test_a_deadline_where_time_is_worth_what_blocking_takes(seed: int) -> None:
 
 
 def test_times_may_be_whole_numbers() -> None:
-    options = {
-        (0, name, 0): [Option(1400, 1, 100), Option(1300, 2, 80)]
-        for name in ("forward", "backward")
-    }
-    planner = Planner(InstructionProfile(options), one_f_one_b(1, 2), p2p_power_w=0, exact=False)
+    profile = same_options([Option(1400, 1, 100), Option(1300, 2, 80)])
+    planner = Planner(profile, one_f_one_b(1, 2), p2p_power_w=0, exact=False)
     assert planner.straggler(8).plans[0].energy_j == 320
 
 
 @pytest.mark.parametrize("ask_for", ["deadline", "straggler", "max_slowdown"])
 def test_a_time_that_is_no_number_is_reported(ask_for: str) -> None:
-    planner = Planner(measured("a100", 4), one_f_one_b(4, 2), p2p_power_w=80.0)
+    planner = usual(microbatches=2)
     with pytest.raises(PipelineFrequencyError, match=r"number of seconds|at least 1"):
         getattr(planner, ask_for)(float("nan"))
     assert getattr(planner, ask_for)(float("inf")).plans
@@ -257,8 +243,7 @@ def test_a_time_that_is_no_number_is_reported(ask_for: str) -> None:
 def test_a_frontier_is_dense_where_pipelines_are_run(
     gpu: str, stages: int, microbatches: int
 ) -> None:
-    pipeline = one_f_one_b(stages, microbatches)
-    planner = Planner(measured(gpu, stages), pipeline, p2p_power_w=P2P_W[gpu])
+    planner = usual(gpu, stages, microbatches)
     frontier = planner.frontier()
     close = [one for one in frontier.plans if one.time_s <= 1.05 * planner.fastest_time_s]
     assert len(close) >= 30
@@ -278,7 +263,7 @@ def test_a_frontier_is_dense_where_pipelines_are_run(
 
 @pytest.mark.parametrize(("points", "close"), [(100, 30), (40, 18)])
 def test_a_short_frontier_keeps_plans_for_small_slowdowns(points: int, close: int) -> None:
-    planner = Planner(measured("a100", 8), one_f_one_b(8, 12), p2p_power_w=83.64)
+    planner = usual(stages=8, microbatches=12)
     plans = planner.frontier(points).plans
     assert 0.8 * points <= len(plans) <= points
     assert sum(one.time_s <= 1.05 * planner.fastest_time_s for one in plans) >= close

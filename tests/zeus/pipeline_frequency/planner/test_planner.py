@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from tests import seeds
+from tests.zeus.pipeline_frequency.instances import Instance, check_frontier, every_plan
 from tests.zeus.pipeline_frequency.timeline import timeline, totals
-from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, random_profile
+from tests.zeus.pipeline_frequency.toys import (
+    P2P_W,
+    changed,
+    measured,
+    random_profile,
+    same_options,
+    usual,
+)
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
 from zeus.optimizer.pipeline_frequency.planner.linear import Program
@@ -27,42 +35,9 @@ from zeus.optimizer.pipeline_frequency.schedules import (
 )
 
 
-def fresh(turn: int) -> random.Random:
-    """A different seed each time; a failing test prints it."""
-    seed = seeds.fresh(f"turn {turn}")
-    return random.Random(seed)
-
-
 def problem_of(profile: InstructionProfile, pipeline: Pipeline, **figures: Any) -> PipelineProblem:
     """The planner's arrays."""
     return PipelineProblem(profile, pipeline, Planner(profile, pipeline, **figures).problem)
-
-
-def evaluated(
-    profile: InstructionProfile, pipeline: Pipeline, plan: Plan, p2p_power_w: float
-) -> tuple[float, float]:
-    """Time and energy, found step by step through the graph."""
-    return totals(timeline(profile, pipeline, plan.stages), pipeline.num_stages, p2p_power_w)
-
-
-def check(
-    profile: InstructionProfile, pipeline: Pipeline, frontier: Frontier, p2p_power_w: float
-) -> None:
-    """Every plan has its stated time and energy; none beats its bound or dominates another."""
-    for plan in frontier.plans:
-        assert evaluated(profile, pipeline, plan, p2p_power_w) == pytest.approx(
-            (plan.time_s, plan.energy_j), rel=1e-9
-        )
-        blocking_j = p2p_power_w * pipeline.num_stages * plan.time_s
-        scale = abs(plan.energy_j) + abs(plan.effective_energy_j) + blocking_j
-        assert plan.effective_energy_j == pytest.approx(
-            plan.energy_j - blocking_j, abs=1e-9 * scale
-        )
-        assert plan.bound_j <= plan.energy_j + 1e-9 * scale
-    times = [plan.time_s for plan in frontier.plans]
-    energies = [plan.effective_energy_j for plan in frontier.plans]
-    assert times == sorted(set(times), reverse=True)
-    assert energies == sorted(set(energies))
 
 
 SCHEDULES = [
@@ -77,10 +52,10 @@ SCHEDULES = [
 @pytest.mark.parametrize("gpu", ["a100", "a40"])
 @pytest.mark.parametrize(("make", "stages", "microbatches"), SCHEDULES)
 def test_a_frontier_of_any_schedule(gpu: str, make: Any, stages: int, microbatches: int) -> None:
-    profile, pipeline = measured(gpu, stages), make(stages, microbatches)
-    planner = Planner(profile, pipeline, p2p_power_w=P2P_W[gpu])
+    instance = Instance("", measured(gpu, stages), make(stages, microbatches), P2P_W[gpu])
+    planner = instance.planner()
     frontier = planner.frontier(40)
-    check(profile, pipeline, frontier, P2P_W[gpu])
+    check_frontier(instance, frontier)
     assert frontier.plans[-1].time_s == pytest.approx(planner.fastest_time_s, rel=1e-12)
     assert 30 <= len(frontier.plans) <= 40
     # A single stage has nobody to wait for.
@@ -101,10 +76,7 @@ def test_plans_are_close_to_the_bound(
 
     Timing and larger ones: benchmarks/pipeline_frequency.py.
     """
-    planner = Planner(
-        measured(gpu, stages), one_f_one_b(stages, microbatches), p2p_power_w=P2P_W[gpu]
-    )
-    frontier = planner.frontier()
+    frontier = usual(gpu, stages, microbatches).frontier()
     gaps = []
     edges = np.linspace(frontier.plans[-1].time_s, frontier.plans[0].time_s, 100)
     for low, high in itertools.pairwise(edges):
@@ -120,7 +92,7 @@ def test_plans_are_close_to_the_bound(
 @pytest.mark.parametrize(("gpu", "percent"), [("a100", 15.9), ("a40", 12.0)])
 def test_the_published_savings_without_slowdown(gpu: str, percent: float) -> None:
     """Table 6 of Chung et al., SOSP 2024, has 15.2 and 11.8 % for 12 microbatches."""
-    planner = Planner(measured(gpu), one_f_one_b(8, 12), p2p_power_w=P2P_W[gpu])
+    planner = usual(gpu, 8, 12)
     found = planner.max_slowdown(1.0)
     (plan,) = found.plans
     assert plan.time_s <= planner.fastest_time_s * (1 + 1e-12)
@@ -134,7 +106,7 @@ WRONGLY_PROVEN = 862201410
 @pytest.mark.parametrize("turn", [*range(seeds.tries(4)), WRONGLY_PROVEN])
 def test_small_pipelines_are_solved_exactly(turn: int) -> None:
     """Compares with all possible plans; energies and times of any scale."""
-    rnd = random.Random(turn) if turn == WRONGLY_PROVEN else fresh(turn)
+    rnd = random.Random(turn if turn == WRONGLY_PROVEN else seeds.fresh(f"turn {turn}"))
     for _ in range(4):
         stages, microbatches = rnd.choice([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
         most = 3 if stages * microbatches < 4 else 2
@@ -142,9 +114,10 @@ def test_small_pipelines_are_solved_exactly(turn: int) -> None:
         profile = random_profile(rnd, stages, most, time=10 ** rnd.uniform(-4, 1), power=scale)
         pipeline = rnd.choice([one_f_one_b, gpipe])(stages, microbatches)
         p2p_power_w = rnd.choice([0.0, 50.0, 80.0]) * scale
-        plans = every_plan(profile, pipeline, p2p_power_w)
-        precision = 1e-7 * max(energy for _, _, energy in plans)
-        planner = Planner(profile, pipeline, p2p_power_w=p2p_power_w)
+        instance = Instance("", profile, pipeline, p2p_power_w)
+        plans = every_plan(instance)
+        precision = 1e-7 * max(energy_j for _, _, energy_j, _ in plans)
+        planner = instance.planner()
         fastest, slowest = min(plans)[0], max(plans)[0]
         assert planner.fastest_time_s == pytest.approx(fastest, rel=1e-9)
 
@@ -158,7 +131,7 @@ def test_small_pipelines_are_solved_exactly(turn: int) -> None:
             assert plan.energy_j == pytest.approx(least(time_s, 2), abs=precision)
             assert plan.time_s <= time_s * (1 + 1e-9)
         frontier = planner.frontier(10)
-        check(profile, pipeline, frontier, p2p_power_w)
+        check_frontier(instance, frontier)
         # From end to end.
         assert frontier.plans[-1].time_s == pytest.approx(fastest, rel=1e-9)
         assert frontier.plans[0].effective_energy_j == pytest.approx(
@@ -170,17 +143,15 @@ def test_small_pipelines_are_solved_exactly(turn: int) -> None:
 
 @pytest.mark.parametrize("turn", range(seeds.tries(3)))
 def test_without_exactness_plans_keep_deadlines_and_never_beat_the_best(turn: int) -> None:
-    rnd = fresh(turn)
-    profile = random_profile(rnd, 2, 2)
-    pipeline = one_f_one_b(2, 2)
-    plans = every_plan(profile, pipeline, 60.0)
-    planner = Planner(profile, pipeline, p2p_power_w=60.0, exact=False)
+    rnd = random.Random(seeds.fresh(f"turn {turn}"))
+    instance = Instance("", random_profile(rnd, 2, 2), one_f_one_b(2, 2), 60.0)
+    plans, planner = every_plan(instance), instance.planner(exact=False)
     for time_s in np.linspace(min(plans)[0], max(plans)[0], 5):
         (plan,) = planner.straggler(float(time_s)).plans
         best = min(one[1] for one in plans if one[0] <= time_s * (1 + 1e-9))
         assert plan.time_s <= time_s * (1 + 1e-9)
         assert plan.effective_energy_j >= best - 1e-6
-    check(profile, pipeline, planner.frontier(8), 60.0)
+    check_frontier(instance, planner.frontier(8))
 
 
 def test_the_rest_of_a_stage_runs_at_the_clock_that_costs_no_time() -> None:
@@ -202,8 +173,7 @@ def test_the_rest_of_a_stage_runs_at_the_clock_that_costs_no_time() -> None:
 
 def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
     """GPUs wait anyway: the effective energy is minimized, not the energy and idling apart."""
-    profile, pipeline = measured("a100", 4), one_f_one_b(4, 8)
-    planner = Planner(profile, pipeline, p2p_power_w=83.64)
+    planner = usual()
     cheapest = planner.deadline(1e9).plans[0]
     time_s = 1.15 * cheapest.time_s
     straggling = planner.straggler(time_s).plans[0]
@@ -219,72 +189,45 @@ def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
 
 
 def test_a_deadline_that_no_plan_keeps_is_reported() -> None:
-    planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
+    planner = usual(microbatches=4)
     with pytest.raises(PipelineFrequencyError, match=r"the fastest takes 1\.04"):
         planner.deadline(1.0)
 
 
-def test_several_gpus_of_a_stage_scale_what_one_takes() -> None:
-    profile, pipeline = measured("a100", 4), one_f_one_b(4, 4)
-    one = Planner(profile, pipeline, p2p_power_w=83.64).max_slowdown(1.1)
-    eight = Planner(profile, pipeline, p2p_power_w=83.64, gpus_per_stage=8).max_slowdown(1.1)
-    assert eight.plans[0].energy_j == pytest.approx(8 * one.plans[0].energy_j, rel=1e-3)
-    assert eight.baseline_energy_j == pytest.approx(8 * one.baseline_energy_j)
-
-
-def test_energies_of_a_stage_are_not_scaled() -> None:
-    profile, pipeline = measured("a100", 4), one_f_one_b(4, 4)
-    whole = InstructionProfile(
-        {
-            (stage, name, 0): [
-                Option(option.frequency, option.time_s, 8 * option.energy_j)
-                for option in profile.options(stage, name)
-            ]
-            for stage in range(4)
-            for name in INSTRUCTIONS
-        }
+def test_energies_are_of_each_of_a_stages_gpus_or_of_all_together() -> None:
+    one = usual(microbatches=4).max_slowdown(1.1)
+    by_gpu = usual(microbatches=4, gpus_per_stage=8).max_slowdown(1.1)
+    assert by_gpu.plans[0].energy_j == pytest.approx(8 * one.plans[0].energy_j, rel=1e-3)
+    assert by_gpu.baseline_energy_j == pytest.approx(8 * one.baseline_energy_j)
+    whole = changed(
+        measured("a100", 4),
+        lambda options: [Option(o.frequency, o.time_s, 8 * o.energy_j) for o in options],
     )
-    by_gpu = Planner(profile, pipeline, p2p_power_w=83.64, gpus_per_stage=8).max_slowdown(1.05)
-    by_stage = Planner(
-        whole, pipeline, p2p_power_w=83.64, gpus_per_stage=8, energy_per="stage"
-    ).max_slowdown(1.05)
+    figures: dict[str, Any] = {"gpus_per_stage": 8, "energy_per": "stage"}
+    planner = Planner(whole, one_f_one_b(4, 4), p2p_power_w=83.64, **figures)
+    by_stage = planner.max_slowdown(1.1)
     assert by_stage.plans[0].energy_j == pytest.approx(by_gpu.plans[0].energy_j, rel=1e-6)
 
 
 @pytest.mark.parametrize("clocks", [1, 2, 3])
 def test_few_clocks_are_enough(clocks: int) -> None:
     """Where the reference's curve has nothing to be fitted to."""
-    whole = measured("a100", 4)
-    few = InstructionProfile(
-        {
-            (stage, name, 0): whole.options(stage, name)[:: 38 // clocks][:clocks]
-            for stage in range(4)
-            for name in INSTRUCTIONS
-        }
-    )
-    pipeline = one_f_one_b(4, 6)
-    frontier = Planner(few, pipeline, p2p_power_w=83.64).frontier(20)
-    check(few, pipeline, frontier, 83.64)
+    few = changed(measured("a100", 4), lambda options: options[:: 38 // clocks][:clocks])
+    instance = Instance("", few, one_f_one_b(4, 6), 83.64)
+    frontier = instance.planner().frontier(20)
+    check_frontier(instance, frontier)
     assert (len(frontier.plans) == 1) == (clocks == 1)
 
 
 def test_instructions_may_be_short() -> None:
     """250 us, where a unit of 1 ms would have left one option."""
-    whole = measured("a100", 4)
-    short = InstructionProfile(
-        {
-            (stage, name, 0): [
-                Option(option.frequency, option.time_s / 200, option.energy_j / 200)
-                for option in whole.options(stage, name)
-            ]
-            for stage in range(4)
-            for name in INSTRUCTIONS
-        }
+    short = changed(
+        measured("a100", 4),
+        lambda options: [Option(o.frequency, o.time_s / 200, o.energy_j / 200) for o in options],
     )
-    pipeline = one_f_one_b(4, 8)
-    frontier = Planner(short, pipeline, p2p_power_w=83.64).frontier()
-    long = Planner(whole, pipeline, p2p_power_w=83.64).frontier()
-    check(short, pipeline, frontier, 83.64)
+    instance = Instance("", short, one_f_one_b(4, 8), 83.64)
+    frontier, long = instance.planner().frontier(), usual().frontier()
+    check_frontier(instance, frontier)
     saved = [1 - one.plans[-1].energy_j / one.baseline_energy_j for one in (frontier, long)]
     assert saved[0] == pytest.approx(saved[1], abs=1e-3)
 
@@ -304,7 +247,7 @@ def test_a_folder_of_plans_has_what_further_plans_need(tmp_path: Path) -> None:
 
 
 def test_asking_for_one_plan_gives_the_fastest() -> None:
-    planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
+    planner = usual(microbatches=4)
     (plan,) = planner.frontier(1).plans
     assert plan.time_s == pytest.approx(planner.fastest_time_s, rel=1e-12)
     wrong: Any
@@ -318,7 +261,7 @@ def test_asking_for_one_plan_gives_the_fastest() -> None:
 
 def test_progress_ends_where_it_said_it_would() -> None:
     told: list[tuple[int, int]] = []
-    planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
+    planner = usual(microbatches=4)
     planner.frontier(10, lambda done, total: told.append((done, total)))
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert len({total for _, total in told}) == 1
@@ -345,16 +288,11 @@ def test_curves_keep_what_another_does_not_beat() -> None:
         Option(1200, 1.2, 250.0),
         Option(1000, 6.2, 249.0),
     ]
-    profile = InstructionProfile({(0, name, 0): options for name in ("forward", "backward")})
+    profile = same_options(options)
 
     def kept(p2p_power_w: float, gpus: int = 1, per: Any = "gpu") -> tuple[list[Any], float]:
-        problem = problem_of(
-            profile,
-            one_f_one_b(1, 1),
-            p2p_power_w=p2p_power_w,
-            gpus_per_stage=gpus,
-            energy_per=per,
-        )
+        figures: dict[str, Any] = {"gpus_per_stage": gpus, "energy_per": per}
+        problem = problem_of(profile, one_f_one_b(1, 1), p2p_power_w=p2p_power_w, **figures)
         curve = problem.curves[0]
         return [problem.settings[one] for one in curve.settings], float(curve.cost_j[0])
 
@@ -365,7 +303,7 @@ def test_curves_keep_what_another_does_not_beat() -> None:
 
 @pytest.mark.parametrize("turn", range(seeds.tries(5)))
 def test_the_slowest_option_within_a_time_is_what_looking_at_each_finds(turn: int) -> None:
-    rng = np.random.default_rng(fresh(turn).randrange(2**32))
+    rng = np.random.default_rng(seeds.fresh(f"turn {turn}"))
     problem = problem_of(measured("a40"), one_f_one_b(8, 4), p2p_power_w=70.38)
     kinds = problem.kind[:, None]
     own = [problem.curves[kind].time_s for kind in problem.kind]
@@ -465,10 +403,10 @@ def test_settings_that_are_no_clocks_are_planned_like_clocks(tmp_path: Path) -> 
     path = tmp_path / "profile.csv"
     path.write_text("\n".join(lines))
     named = InstructionProfile.read(path)
-    pipeline = one_f_one_b(4, 6)
-    frontier = Planner(named, pipeline, p2p_power_w=83.64).frontier(20)
-    check(named, pipeline, frontier, 83.64)
-    expected = Planner(clocks, pipeline, p2p_power_w=83.64).frontier(20)
+    instance = Instance("", named, one_f_one_b(4, 6), 83.64)
+    frontier = instance.planner().frontier(20)
+    check_frontier(instance, frontier)
+    expected = usual(microbatches=6).frontier(20)
     assert [plan.energy_j for plan in frontier.plans] == pytest.approx(
         [plan.energy_j for plan in expected.plans], rel=1e-9
     )
@@ -516,14 +454,8 @@ def test_programs_that_take_long_do_not_hold_up_a_small_pipeline(
 
     monkeypatch.setattr(Program, "best", slow)
     monkeypatch.setattr("time.monotonic", lambda: now_s)
-    profile = InstructionProfile(
-        {
-            (stage, name, 0): [Option(1410 - 60 * k, 1 + 0.3 * k, 300 - 20 * k) for k in range(6)]
-            for stage in range(3)
-            for name in INSTRUCTIONS
-        }
-    )
-    planner = Planner(profile, gpipe(3, 1), p2p_power_w=20.0)
+    options = [Option(1410 - 60 * k, 1 + 0.3 * k, 300 - 20 * k) for k in range(6)]
+    planner = Planner(same_options(options, 3), gpipe(3, 1), p2p_power_w=20.0)
     made = planner.frontier()
     assert limits_s
     assert sum(limits_s) <= 30.0

@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 
 from tests.seeds import fresh, tries
-from tests.zeus.pipeline_frequency.instances import KINDS, Instance, random_instance
-from tests.zeus.pipeline_frequency.timeline import Execution, timeline, totals
+from tests.zeus.pipeline_frequency.instances import (
+    KINDS,
+    Instance,
+    Stages,
+    every_plan,
+    random_instance,
+)
+from tests.zeus.pipeline_frequency.timeline import Execution, timeline
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.baselines import uniform as uniform_settings
 from zeus.optimizer.pipeline_frequency.planner.power import Draw
 from zeus.optimizer.pipeline_frequency.planner.problem import PipelineProblem
-from zeus.optimizer.pipeline_frequency.plans import Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, one_f_one_b
-
-Stages = tuple[tuple[Step, ...], ...]
 
 
 def _watts_at(runs: list[Execution], at_s: float, blocked_w: float, stages: set[int]) -> float:
@@ -47,31 +50,19 @@ def _peak_w(instance: Instance, stages: Stages, of: set[int] | None = None) -> f
     )
 
 
-def _every(instance: Instance) -> list[tuple[float, float, Stages]]:
-    """Time, energy and stages of each possible plan."""
-    pipeline = instance.pipeline
-    choices = [instance.profile.options(one.stage, one.name) for one in pipeline.instructions]
-    found = []
-    for chosen in itertools.product(*choices):
-        stages = tuple(
-            tuple((pipeline.instructions[place].name, chosen[place].frequency) for place in order)
-            for order in pipeline.stages
-        )
-        runs = timeline(instance.profile, pipeline, stages)
-        found.append((*totals(runs, pipeline.num_stages, instance.p2p_power_w), stages))
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_within_a_bound_is_hardly_slower_than_the_best_of_all(kind: str) -> None:
     rnd = random.Random(fresh())
     late, dear = [], []
     for _ in range(tries(3)):
         instance = random_instance(rnd, kind, small=True)
-        every = [(*one, _peak_w(instance, one[2])) for one in _every(instance)]
+        every = [
+            (time_s, energy_j, _peak_w(instance, stages))
+            for time_s, _, energy_j, stages in every_plan(instance)
+        ]
         peaks = [peak_w for *_, peak_w in every]
         bound_w = min(peaks) + rnd.random() * (max(peaks) - min(peaks))
-        kept = [one for one in every if one[3] <= bound_w * (1 + 1e-9)]
+        kept = [one for one in every if one[2] <= bound_w * (1 + 1e-9)]
         planner, bounds = instance.planner(), [PowerBound(bound_w)]
 
         (plan,) = planner.bounded(bounds).plans

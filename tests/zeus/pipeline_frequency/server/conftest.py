@@ -47,6 +47,12 @@ def plan_file(tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def http(serve: Serve, folder: str) -> TestClient:
+    """A server of a frontier."""
+    return serve({"solution_path": folder})
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> str:
     """A frontier's folder."""
     frontier().write(tmp_path / "plans")

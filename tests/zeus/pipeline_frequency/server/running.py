@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.serving import ServerProcess, environment
+from tests.support import wait_for
+from zeus.optimizer.pipeline_frequency.common import Choice, JobInfo, RankInfo
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 
 APP = "zeus.optimizer.pipeline_frequency.server.router:app"
 PLAN = """[
@@ -53,32 +56,21 @@ class RunningServer(ServerProcess):
         directory: Where it runs and keeps what it keeps.
         settings: Of `ZEUS_PFO_`, without that.
         options: Further ones of uvicorn.
-        path: Put first on PYTHONPATH.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        settings: Mapping[str, str] | None = None,
-        *options: str,
-        path: Path | None = None,
+        self, directory: Path, settings: Mapping[str, str] | None = None, *options: str
     ) -> None:
         env = environment("ZEUS_PFO_", settings)
-        if path is not None:
-            before = env.get("PYTHONPATH", "")
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), before]))
         super().__init__(directory, ["-m", "uvicorn", APP, *options], env)
 
 
 @contextlib.contextmanager
 def running_server(
-    directory: Path,
-    settings: Mapping[str, str] | None = None,
-    *options: str,
-    path: Path | None = None,
+    directory: Path, settings: Mapping[str, str] | None = None, *options: str
 ) -> Iterator[RunningServer]:
     """A server that serves."""
-    server = RunningServer(directory, settings, *options, path=path)
+    server = RunningServer(directory, settings, *options)
     try:
         server.wait_until_serving()
         yield server
@@ -87,6 +79,7 @@ def running_server(
         server.http.close()
 
 
+AUTOMATIC = Choice(automatic=True)
 ITERATION_S = 0.2
 """Advances the clock of a server that has one of its own."""
 
@@ -130,14 +123,23 @@ def register(http: Http, dp: int = 1, pp: int = 2, tp: int = 1, **more: Any) -> 
     return job_id
 
 
+def training_job(
+    dp: int, pp: int, plans: Frontier, choice: Choice = AUTOMATIC, now_s: float = 0.0
+) -> TrainingJob:
+    """A whole job that has its plans, without a server."""
+    job = TrainingJob(JobInfo(**job_body(dp, pp)), now_s)
+    for body in rank_bodies(dp, pp):
+        job.register(RankInfo(**body))
+    job.take_frontier(plans, choice, now_s)
+    return job
+
+
 class Training:
-    """Ranks that train: each takes plans and reports on request.
+    """Ranks of a job that train: each takes plans and reports on request.
 
     Args:
-        http: The server.
-        job_id: Whose ranks.
-        bodies: Of their registration.
-        frontier: What the server has; iterations take what the plan promises.
+        http: The server, which has the plans of `frontier()`; iterations take what they promise.
+        dp: How many pipelines.
         late: How much longer iterations of a pipeline take, by dp_rank; may be changed.
         clock: The server's, where a test has replaced it; each iteration advances it. With the
             machine's clock, ranks go over to a plan after 2.5 s, in which a test only iterates.
@@ -146,14 +148,15 @@ class Training:
     def __init__(
         self,
         http: Http,
-        job_id: str,
-        bodies: list[dict[str, Any]],
-        frontier: Frontier,
+        dp: int,
         late: dict[int, float] | None = None,
         clock: Clock | None = None,
+        **more: Any,
     ) -> None:
         self.clock = clock or Clock()
-        self.http, self.job_id, self.bodies, self.frontier = http, job_id, bodies, frontier
+        self.http, self.frontier = http, frontier()
+        self.job_id = job_id = register(http, dp, **more)
+        self.bodies = bodies = rank_bodies(dp)
         self.late = late or {}
         self.iteration = 0
         self.ran: dict[int, list[tuple[int, int]]] = {body["rank"]: [] for body in bodies}
@@ -198,6 +201,14 @@ class Training:
                 if update["frequencies"] is not None:
                     self._pending[rank] = update
 
+    def step_until(self, plans: dict[int, set[int]]) -> None:
+        """Iterates until the pipelines run these plans."""
+        for _ in range(1000):
+            if self.plans() == plans:
+                return
+            self.step()
+        raise AssertionError(self.plans())
+
     def plans(self) -> dict[int, set[int]]:
         """By pipeline, the plans that its ranks run."""
         found: dict[int, set[int]] = {}
@@ -236,6 +247,15 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def asked(http: Http, job_id: str, *ranks: int) -> list[Future[httpx.Response]]:
+    """Requests for the ranks' schedules, once the server lets them wait."""
+    pool = ThreadPoolExecutor()
+    found = [pool.submit(http.get, f"/schedule/{job_id}?rank={rank}") for rank in ranks]
+    pool.shutdown(wait=False)
+    wait_for(lambda: ok(http.get("/healthz"))["waiting"] == len(ranks), "them to wait")
+    return found
 
 
 def refused(response: Any, status: int) -> str:

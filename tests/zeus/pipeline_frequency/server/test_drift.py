@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.seeds import fresh
+from tests.support import wait_for
 from tests.zeus.pipeline_frequency.server.conftest import Serve
-from tests.zeus.pipeline_frequency.server.running import job_body, ok, rank_bodies, register
+from tests.zeus.pipeline_frequency.server.running import ok, register, training_job
 from tests.zeus.pipeline_frequency.timeline import timeline, totals
 from tests.zeus.pipeline_frequency.toys import measured
-from zeus.optimizer.pipeline_frequency.common import Choice, JobInfo, Progress, RankInfo
+from zeus.optimizer.pipeline_frequency.common import Choice, Progress, RankInfo
 from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier, PlanningProblem
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
@@ -25,7 +25,6 @@ from zeus.optimizer.pipeline_frequency.server.drift import (
     in_words,
     scaled,
 )
-from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 
 STAGES, MICROBATCHES, BLOCKED_W = 3, 4, 75.0
 RULES = DriftWatch
@@ -175,11 +174,8 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
     """No new profile is measured; the plan is almost that from the true profile."""
     profile = measured("a100").pick([0, 3, 7])
     truth = slower(profile, 1, 1.06)
-    job = TrainingJob(JobInfo(**job_body(1, STAGES)), 0.0)
-    for body in rank_bodies(1, STAGES):
-        job.register(RankInfo(**body))
     first = planner(profile).frontier(30)
-    job.take_frontier(first, Choice(max_slowdown=1.05), 0.0)
+    job = training_job(1, STAGES, first, Choice(max_slowdown=1.05))
     before = job.in_force[0].plan
     for iteration in range(job.in_force[0].at_iteration, 40):
         for body in reports(first, before, truth, iteration):
@@ -189,10 +185,8 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
             break
     else:
         raise AssertionError(job.drift.paces)
-    assert {kind for kind, pace in paces.items() if pace > 1.05} == {
-        (1, "forward"),
-        (1, "backward"),
-    }
+    slow = {kind for kind, pace in paces.items() if pace > 1.05}
+    assert slow == {(1, "forward"), (1, "backward")}
     assert first.problem is not None
     again = Planner.of(scaled(first.problem, paces)).frontier(30)
     version = job.version
@@ -217,10 +211,7 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
 
 def test_a_plan_that_was_chosen_by_its_number_stays_about_as_fast() -> None:
     frontier = planner(measured("a100").pick([0, 3, 7])).frontier(30)
-    job = TrainingJob(JobInfo(**job_body(1, STAGES)), 0.0)
-    for body in rank_bodies(1, STAGES):
-        job.register(RankInfo(**body))
-    job.take_frontier(frontier, Choice(automatic=True), 0.0)
+    job = training_job(1, STAGES, frontier)
     job.choose(Choice(plan=4), 1.0)
     slowdown = frontier.plans[4].time_s / frontier.plans[-1].time_s
     assert frontier.problem is not None
@@ -246,15 +237,8 @@ def test_the_server_plans_again_and_all_ranks_get_the_plan(serve: Serve, tmp_pat
     for iteration in range(20):
         for body in reports(frontier, plan, truth, iteration):
             ok(http.post(f"/progress/{job_id}", json={**body, "version": version}))
-    end_s = time.monotonic() + 60
-    while time.monotonic() < end_s:
-        answer = ok(
-            http.post(f"/progress/{job_id}", json={"rank": 1, "iteration": 21, "version": version})
-        )
-        if answer["version"] != version:
-            break
-        time.sleep(0.1)
-    assert answer["frequencies"]
+    report = {"rank": 1, "iteration": 21, "version": version}
+    wait_for(lambda: ok(http.post(f"/progress/{job_id}", json=report))["frequencies"], "the plan")
     shown = ok(http.get(f"/jobs/{job_id}"))
     assert shown["replans"] == 1
     fastest_s = shown["frontier"]["plans"][-1]["time_s"]

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import httpx
@@ -22,10 +21,12 @@ from tests.zeus.pipeline_frequency.server.running import (
     PLAN,
     RunningServer,
     Training,
+    asked,
     frontier,
     job_body,
     ok,
     rank_bodies,
+    refused,
     register,
     running_server,
 )
@@ -133,7 +134,7 @@ def test_a_killed_server_restarts_with_its_whole_state(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     with running_server(tmp_path, settings) as server:
-        training = Training(server.http, register(server.http, 2), rank_bodies(2), frontier())
+        training = Training(server.http, 2)
         waiting = ok(server.http.post("/register_job", json=job_body()))
         ok(server.http.post(f"/register_rank/{waiting}", json=rank_bodies()[0]))
         training.step(5)
@@ -178,20 +179,14 @@ def test_progress_is_kept_within_a_second_or_so(tmp_path: Path, settings: dict[s
 def test_it_stops_although_ranks_wait_for_their_schedules(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
-    with running_server(tmp_path, settings) as server:
+    with running_server(tmp_path, {**settings, "LOG_LEVEL": "debug"}) as server:
         job_id = ok(server.http.post("/register_job", json=job_body()))
         ok(server.http.post(f"/register_rank/{job_id}", json=rank_bodies()[0]))
-        answers: list[httpx.Response] = []
-        url = f"{server.url}/schedule/{job_id}?rank=0"
-        thread = threading.Thread(
-            target=lambda: answers.append(httpx.get(url, timeout=TIMEOUT_S, verify=False))
-        )
-        thread.start()
-        wait_for(lambda: ok(server.http.get("/healthz"))["waiting"] == 1, "it to wait")
+        (waiting,) = asked(server.http, job_id, 0)
         assert server.stop() in (0, -signal.SIGTERM)
-        thread.join()
-        assert answers[0].status_code == 503
-        assert "stopping" in answers[0].json()["detail"]
+        assert "stopping" in refused(waiting.result(TIMEOUT_S), 503)
+        assert f"POST /register_rank/{job_id}: 200" in server.log()
+        assert "scheduler FrontierSolution" in server.log()
 
 
 def test_a_second_server_on_the_same_state_is_refused(
@@ -214,50 +209,3 @@ def test_several_workers_are_refused(tmp_path: Path, settings: dict[str, str]) -
         assert "Traceback" not in server.log()
     finally:
         server.stop()
-
-
-def test_two_jobs_in_one_second_are_two(tmp_path: Path, settings: dict[str, str]) -> None:
-    with running_server(tmp_path, settings) as server:
-        ids: list[str] = []
-
-        def one() -> None:
-            with httpx.Client(base_url=server.url, timeout=TIMEOUT_S, verify=False) as http:
-                ids.append(register(http, 1, 2, 1, job_metadata="gpt3/run1"))
-
-        threads = [threading.Thread(target=one) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(ids)) == 8
-        assert len({job_id[:19] for job_id in ids}) < 8
-        for job_id in ids:
-            assert ok(server.http.get(f"/schedule/{job_id}?rank=1"))["rank"] == 1
-
-
-def test_your_own_scheduler_is_found_on_the_path(tmp_path: Path) -> None:
-    package = tmp_path / "site"
-    package.mkdir()
-    (package / "mine.py").write_text(
-        "from zeus.optimizer.pipeline_frequency.common import FrequencySchedule\n"
-        "from zeus.optimizer.pipeline_frequency.server.scheduler import (\n"
-        "    FrequencyScheduler, make_3d_parallel)\n"
-        "class Flat(FrequencyScheduler):\n"
-        "    def _run(self):\n"
-        "        yield [FrequencySchedule(rank=r, frequencies=[('forward', 1000 + r)])\n"
-        "               for r in range(self.world_size)]\n"
-        "Flat3D = make_3d_parallel(Flat)\n"
-    )
-    with running_server(tmp_path, {"SCHEDULER": "mine:Flat3D"}, path=package) as server:
-        job_id = register(server.http, 2, 2, 2)
-        for body in rank_bodies(2, 2, 2):
-            answer = ok(server.http.get(f"/schedule/{job_id}?rank={body['rank']}"))
-            assert answer["frequencies"] == [["forward", 1000 + body["pp_rank"]]]
-
-
-def test_debug_logs_each_request(tmp_path: Path, settings: dict[str, str]) -> None:
-    settings = {**settings, "LOG_LEVEL": "debug"}
-    with running_server(tmp_path, settings) as server:
-        job_id = register(server.http)
-        wait_for(lambda: f"POST /register_rank/{job_id}: 200" in server.log(), "a line of log")
-        assert "scheduler FrontierSolution" in server.log()

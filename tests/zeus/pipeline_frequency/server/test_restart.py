@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import wait_for
-from tests.zeus.pipeline_frequency.server.conftest import Serve
+from tests.zeus.pipeline_frequency.server.conftest import Serve, TestClient
 from tests.zeus.pipeline_frequency.server.running import (
     Training,
-    frontier,
     job_body,
     ok,
     rank_bodies,
@@ -31,7 +30,7 @@ def test_everything_is_there_again_after_a_restart(
     serve: Serve, folder: str, tmp_path: Path
 ) -> None:
     http = serve({"solution_path": folder})
-    training = Training(http, register(http, 3, job_metadata="a/b"), rank_bodies(3), frontier())
+    training = Training(http, 3, job_metadata="a/b")
     job_id = training.job_id
     training.late = {2: 1.2}
     while ok(http.get(f"/jobs/{job_id}"))["stragglers"] != [2]:
@@ -104,28 +103,11 @@ def test_a_damaged_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
             records.load(0.0)
 
 
-def test_nothing_is_planned_with_clocks_that_a_rank_does_not_offer(serve: Serve) -> None:
-    said = "rank 1 has measured 900 MHz, which it does not offer; it offers 3 clocks from 1005 to"
-    online = serve()
-    job_id = ok(online.post("/register_job", json=job_body()))
-    for body in rank_bodies():
-        offered = {"available_frequencies": [1410, 1200, 1005]} if body["rank"] else {}
-        ok(online.post(f"/register_rank/{job_id}", json={**body, **offered}))
-    place = {name: rank_bodies()[1][name] for name in ("rank", "dp_rank", "pp_rank", "tp_rank")}
-    rows = [
-        {"instruction": name, "frequency": mhz, "time": 0.1, "energy": 20.0}
-        for name in ("forward", "backward")
-        for mhz in (1410, 900)
-    ]
-    assert said in refused(online.post(f"/profile/{job_id}", json={**place, "rows": rows}), 422)
-
-
 def test_a_change_for_a_straggler_is_on_disk_before_it_is_sent_to_any_rank(
-    serve: Serve, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    http: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_manager, "FLUSH_S", 3600.0)
-    http = serve({"solution_path": folder})
-    training = Training(http, register(http, 2), rank_bodies(2), frontier(), {1: 1.2})
+    training = Training(http, 2, {1: 1.2})
     while not ok(http.get(f"/jobs/{training.job_id}"))["stragglers"]:
         training.step()
     with contextlib.closing(sqlite3.connect(tmp_path / "dump/pfo.sqlite")) as database:

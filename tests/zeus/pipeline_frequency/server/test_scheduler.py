@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -168,23 +169,17 @@ def test_invalid_wishes_are_reported(tmp_path: Path, args: dict[str, Any], says:
         OnlineSolution.check(p2p_power_w=float("inf"))
 
 
-@pytest.mark.parametrize(
-    ("args", "name"),
-    [("{}", "OnlineSolution"), ('{"points": 5}', "OnlineSolution"), (None, "OnlineSolution")],
-)
-def test_without_a_path_jobs_profile_themselves(args: str | None, name: str) -> None:
-    given = {} if args is None else {"ZEUS_PFO_SCHEDULER_ARGS": args}
-    assert PlanServerSettings.from_env(given).scheduler.__name__ == name
-
-
 def test_the_path_says_which_scheduler(tmp_path: Path) -> None:
     frontier().write(tmp_path)
-    for path, cls in (
-        (tmp_path, FrontierSolution),
-        (tmp_path / "frontier.json", FrontierSolution),
-        (tmp_path / "freqs_pipeline_00003.py", PointSolution),
+    plan = tmp_path / "freqs_pipeline_00003.py"
+    for args, cls in (
+        ({"solution_path": str(tmp_path)}, FrontierSolution),
+        ({"solution_path": str(tmp_path / "frontier.json")}, FrontierSolution),
+        ({"solution_path": str(plan)}, PointSolution),
+        ({"points": 5}, OnlineSolution),
+        ({}, OnlineSolution),
     ):
-        args = f'{{"solution_path": "{path}"}}'
-        settings = PlanServerSettings.from_env({"zeus_pfo_scheduler_args": args, "HOME": "/"})
-        assert settings.scheduler is cls
-        assert settings.scheduler_args == {"solution_path": str(path)}
+        environment = {"zeus_pfo_scheduler_args": json.dumps(args), "HOME": "/"}
+        settings = PlanServerSettings.from_env(environment)
+        assert (settings.scheduler, settings.scheduler_args) == (cls, args)
+    assert SETTINGS.scheduler is OnlineSolution

@@ -9,6 +9,7 @@ from typing import Any
 from tests.support import wait_for
 from tests.zeus.pipeline_frequency.server.conftest import Serve
 from tests.zeus.pipeline_frequency.server.running import (
+    job_body,
     ok,
     profile_body,
     rank_bodies,
@@ -123,6 +124,12 @@ def test_profiles_are_checked(serve: Serve, folder: str) -> None:
         headers = {"Content-Type": "application/json"}
         refused(http.post(f"/profile/{job_id}", content=text, headers=headers), 422)
     assert ok(http.get(f"/jobs/{job_id}"))["profiles"] == 0
+    offered = {"rank": 1, "pp_rank": 1, "available_frequencies": [1410, 1200, 1005]}
+    job_id = ok(http.post("/register_job", json=job_body()))
+    ok(http.post(f"/register_rank/{job_id}", json={**rank, **offered}))
+    other = profile_body({**rank, **offered})
+    said = "rank 1 has measured 900 MHz, which it does not offer; it offers 3 clocks from 1005 to"
+    assert said in refused(http.post(f"/profile/{job_id}", json=other), 422)
     fixed = serve({"solution_path": folder}, DATABASE=":memory:")
     job_id = register(fixed)
     sentence = refused(fixed.post(f"/profile/{job_id}", json=profile_body(rank)), 409)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 
 import pytest
 
 from tests import seeds
 from tests.zeus.pipeline_frequency.server.running import frontier
-from zeus.optimizer.pipeline_frequency.server import stragglers
 from zeus.optimizer.pipeline_frequency.server.stragglers import (
     PENDING,
     StragglerWatch,
@@ -119,25 +117,6 @@ def test_without_reports_of_all_ranks_nothing_is_decided_nor_kept_forever() -> N
     assert watch.slowdowns == (1.0, 1.0)
 
 
-def test_each_rank_of_a_large_job_may_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cost of each must not grow with their number."""
-    made: list[object] = []
-
-    class Counted(deque[float]):
-        def __init__(self, **options: int) -> None:
-            super().__init__(**options)
-            made.append(self)
-
-    monkeypatch.setattr(stragglers, "deque", Counted)
-    watch = StragglerWatch([[rank] for rank in range(500)])
-    run(watch, 0, [1.0] * 500, RULES.window)
-    known = len(made)
-    assert known == 2 * 500
-    for _ in range(500):
-        watch.restart()
-    assert len(made) == known
-
-
 def test_a_single_pipeline_has_no_straggler() -> None:
     watch = StragglerWatch([[0, 1]])
     for iteration in range(50):
@@ -181,7 +160,7 @@ def test_random_stragglers_are_found_and_plans_do_not_oscillate() -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     made = frontier(60)
-    for _ in range(40):
+    for _ in range(seeds.tries(40)):
         count = chance.randrange(2, 9)
         late = chance.randrange(count)
         factor = chance.uniform(1.12, 1.5)
