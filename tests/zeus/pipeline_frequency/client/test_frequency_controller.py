@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
-import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support import (
+    TIMEOUT_S,
     RunningDaemon,
     as_nobody,
     configuration,
@@ -62,6 +64,7 @@ class Gpu:
     """One GPU of a daemon, as someone else sees it; it works all the time."""
 
     def __init__(self, daemon: RunningDaemon, index: int = 0) -> None:
+        self.index = index
         self.client = daemon.client()
         node = self.client.node()
         self.uuid = node.gpus[index].uuid
@@ -69,6 +72,12 @@ class Gpu:
         self.work = SimulatedWork(node.simulated, [self.uuid], WORKLOAD)
         self.work.launch(1e6, "forward")
         self.devices = SimulatedNode(node.simulated)
+        self.controllers: list[FrequencyController] = []
+
+    def controller(self) -> FrequencyController:
+        """One that sets its clocks until the test ends."""
+        self.controllers.append(FrequencyController(self.index))
+        return self.controllers[-1]
 
     def mhz(self) -> int:
         clock = self.client.state(self.uuid)[self.uuid].gpu_clock_mhz
@@ -96,6 +105,8 @@ class Gpu:
         wait_for(back, "the clock to be set again")
 
     def close(self) -> None:
+        for controller in self.controllers:
+            controller.end()
         self.work.close()
         self.devices.close()
         self.client.close()
@@ -113,7 +124,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_clocks_are_set_and_restored(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
-    controller = FrequencyController(0)
+    controller = gpu.controller()
     assert controller.working
     assert controller.supported[0] == 1410
     assert controller.model == "NVIDIA A100-SXM4-80GB"
@@ -139,7 +150,7 @@ def test_clocks_are_set_and_restored(gpu: Gpu, caplog: pytest.LogCaptureFixture)
 
 
 def test_of_many_clocks_the_last_counts(gpu: Gpu) -> None:
-    controller = FrequencyController(0)
+    controller = gpu.controller()
     clocks = [mhz for mhz in controller.supported if mhz >= 600]
     controller.prepare(clocks)
     chance = random.Random(3)
@@ -151,27 +162,25 @@ def test_of_many_clocks_the_last_counts(gpu: Gpu) -> None:
     # On a busy machine there may have been no room for it: an instruction that follows sends it.
     wait_for(lambda: controller.set_frequency(last) or gpu.mhz() == last, "it to be in force")
     assert controller.working
-    controller.end()
 
 
 def test_a_message_that_could_not_be_sent_is_sent_with_the_next_instruction(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    controller = FrequencyController(0)
+    controller = gpu.controller()
     controller.prepare([900])
     with monkeypatch.context() as full:
         full.setattr(prepared.PreparedClocks, "lock", lambda *_: False)
         controller.set_frequency(900)
     controller.set_frequency(900)
     gpu.becomes(900)
-    controller.end()
 
 
 def test_clocks_that_came_too_late_are_set_with_the_next_instruction(
     gpu: Gpu, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after this process was stopped for a while: nobody needs to do anything about it."""
-    controller = FrequencyController(0)
+    controller = gpu.controller()
     monkeypatch.setattr(prepared, "VALID_NS", -1)
     controller.prepare([900])
     controller.set_frequency(900)
@@ -186,24 +195,20 @@ def test_clocks_that_came_too_late_are_set_with_the_next_instruction(
     wait_for(set_again, "the clock to be set")
     assert controller.working
     assert warnings(caplog) == []
-    controller.end()
 
 
 def test_holding_waits_until_the_clock_is_in_force(gpu: Gpu) -> None:
-    controller = FrequencyController(0)
-    assert controller.hold(915)
+    assert gpu.controller().hold(915)
     assert gpu.mhz() == 915
-    controller.end()
 
 
 def test_a_clock_that_the_gpu_does_not_offer_is_the_nearest(
     gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    controller = FrequencyController(0)
+    controller = gpu.controller()
     for asked, set_to in ((907, 900), (1409, 1410), (5000, 1410), (1, 210)):
         controller.set_frequency(asked)
         gpu.becomes(set_to)
-    controller.end()
     assert len(warnings(caplog)) == 1
     assert "does not offer" in warnings(caplog)[0]
 
@@ -266,24 +271,22 @@ def test_a_gpu_of_another_process_is_waited_for(
 
 
 def test_a_lease_that_was_lost_can_be_acquired_again(
-    gpu: Gpu, zeus: RunningDaemon, caplog: pytest.LogCaptureFixture
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    controller = FrequencyController(0)
+    controller = gpu.controller()
     controller.set_frequency(900)
     gpu.becomes(900)
     gpu.client.restore(gpu.uuid, ["gpu_clocks"])
     gpu.is_set_again_by(controller)
     wait_for(lambda: any("set again" in one for one in warnings(caplog)), "it to be told")
-    controller.end()
 
 
 def test_an_nvml_error_is_met_by_another_try(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
-    controller = FrequencyController(0)
+    controller = gpu.controller()
     gpu.devices.inject(0, "set_gpu_clocks", 999, count=1)
     controller.set_frequency(900)
     wait_for(lambda: warnings(caplog), "the failure to be told")
     gpu.is_set_again_by(controller)
-    controller.end()
     gpu.devices.clear_faults()
 
 
@@ -329,7 +332,7 @@ HOLD = """
 import os, sys, time
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
 controller = FrequencyController(0)
-controller.set_frequency(int(sys.argv[1]))
+controller.set_frequency(900)
 print("set", flush=True)
 how = sys.stdin.readline().strip()
 if how == "raise":
@@ -348,73 +351,51 @@ if how == "fork":
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "raise", "kill"])
-def test_clocks_are_restored_however_the_process_ends(
-    zeus: RunningDaemon, gpu: Gpu, how: str, monkeypatch: pytest.MonkeyPatch
+@contextlib.contextmanager
+def training(daemon: RunningDaemon) -> Iterator[subprocess.Popen[str]]:
+    """A process of an ordinary user that has asked for 900 MHz."""
+    env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+    with script(HOLD, env=env, stderr=subprocess.DEVNULL, **as_nobody()) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "set\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("how", "code"), [("fork", 0), ("raise", 1), ("kill", -9)])
+def test_clocks_are_restored_however_the_process_ends_but_not_by_its_children(
+    zeus: RunningDaemon, gpu: Gpu, how: str, code: int
 ) -> None:
-    env = {**os.environ, "ZEUSD_SOCK_PATH": zeus.socket}
-    training = script(HOLD, "900", env=env, stderr=-3, **as_nobody())
-    assert training.stdout is not None
-    assert training.stdin is not None
-    training.stdout.readline()
-    gpu.becomes(900)
-    if how == "kill":
-        os.kill(training.pid, signal.SIGKILL)
-    else:
-        training.stdin.write(f"{how}\n")
-        training.stdin.close()
-    training.wait()
-    gpu.becomes(1410)
-    wait_for(lambda: gpu.leases() == [], "the lease to end")
+    with training(zeus) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        gpu.becomes(900)
+        if how == "kill":
+            process.kill()
+        else:
+            print(how, file=process.stdin, flush=True)
+        if how == "fork":
+            assert process.stdout.readline() == "forked\n"
+            assert gpu.mhz() == 900
+            assert gpu.leases() == ["gpu_clocks"]
+        process.stdin.close()
+        assert process.wait(TIMEOUT_S) == code
+        gpu.becomes(1410)
+        wait_for(lambda: gpu.leases() == [], "the lease to end")
 
 
-def test_a_child_of_fork_leaves_its_parents_clocks_alone(zeus: RunningDaemon, gpu: Gpu) -> None:
-    env = {**os.environ, "ZEUSD_SOCK_PATH": zeus.socket}
-    training = script(HOLD, "900", env=env, **as_nobody())
-    assert training.stdout is not None
-    assert training.stdin is not None
-    training.stdout.readline()
-    gpu.becomes(900)
-    training.stdin.write("fork\n")
-    training.stdin.flush()
-    assert training.stdout.readline() == "forked\n"
-    assert gpu.mhz() == 900
-    assert gpu.leases() == ["gpu_clocks"]
-    training.stdin.close()
-    assert training.wait() == 0
-    gpu.becomes(1410)
-
-
-def test_an_ordinary_user_may_where_the_site_lets_him(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where it does not, training runs at default clocks."""
-    for rule, mhz in (("gpu_clocks", 900), ("power_limit", 1410)):
-        with public_directory() as directory:
-            text = f'[[allow]]\nusers = ["*"]\ncontrols = ["{rule}"]\n'
-            options = configuration(directory, text)
-            with running_daemon(
-                "--simulate",
-                "a100:setter_ms=1",
-                "--socket-mode",
-                "666",
-                *options,
-                gpus=1,
-                directory=directory,
-            ) as daemon:
-                gpu = Gpu(daemon)
-                training = script(
-                    HOLD,
-                    "900",
-                    env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
-                    stderr=-3,
-                    **as_nobody(),
-                )
-                assert training.stdout is not None
-                assert training.stdout.readline() == "set\n"
-                if os.getuid() == 0:
-                    gpu.becomes(mhz)
-                training.kill()
-                training.wait()
-                gpu.close()
+def test_a_user_whom_the_site_does_not_let_trains_at_default_clocks() -> None:
+    with public_directory() as directory:
+        rule = '[[allow]]\nusers = ["*"]\ncontrols = ["power_limit"]\n'
+        options = ("--simulate", "a100:setter_ms=1", "--socket-mode", "666")
+        options += tuple(configuration(directory, rule))
+        with running_daemon(*options, gpus=1, directory=directory) as daemon:
+            gpu = Gpu(daemon)
+            with training(daemon):
+                assert os.getuid() or gpu.mhz() == 1410
+            gpu.close()
 
 
 # ------------------------------------------------------------------------------------ without zeusd
