@@ -95,7 +95,7 @@ def test_a_gpu_that_answers_again_has_returned(world: World) -> None:
 
 
 def test_a_restart_is_no_record_for_each_gpu() -> None:
-    world = World(limits_mw=(300_000, 300_000))
+    world = staffed(gpus=2)
     assert len(world.events("gpu_found")) == 2
     world.notes.clear()
     world.restart()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from zeus_ipc.limited import BMC, BY_LEASE, SITE
@@ -14,23 +12,29 @@ BELOW, SAME, ABOVE = LIMIT - 30_000, LIMIT + 400, LIMIT + 50_000
 
 
 @pytest.mark.parametrize(
-    ("enforced", "leased", "site", "ceiling"),
-    [*itertools.product((None, BELOW, LIMIT, LIMIT - 400), *[(None, SAME, ABOVE)] * 3)],
+    ("enforced", "leased", "site", "ceiling", "found"),
+    [
+        (None, None, None, None, None),
+        (LIMIT, ABOVE, ABOVE, ABOVE, None),
+        (None, SAME, None, None, BY_LEASE),
+        (LIMIT, SAME, ABOVE, ABOVE, BY_LEASE),
+        (LIMIT - 400, SAME, SAME, None, SITE),
+        (None, ABOVE, SAME, ABOVE, SITE),
+        (LIMIT, SAME, ABOVE, SAME, "rack1"),
+        (None, None, None, SAME, "rack1"),
+        (BELOW, SAME, SAME, SAME, BMC),
+        (BELOW, None, None, None, BMC),
+    ],
 )
 def test_the_author_of_a_limit(
-    enforced: int | None, leased: int | None, site: int | None, ceiling: int | None
+    enforced: int | None,
+    leased: int | None,
+    site: int | None,
+    ceiling: int | None,
+    found: str | None,
 ) -> None:
-    found = author(LIMIT, enforced, leased, site, {} if ceiling is None else {"rack1": ceiling})
-    if enforced == BELOW:
-        assert found == BMC
-    elif ceiling == SAME and site == SAME:
-        assert found in (SITE, "rack1")
-    elif ceiling == SAME:
-        assert found == "rack1"
-    elif site == SAME:
-        assert found == SITE
-    else:
-        assert found == (BY_LEASE if leased == SAME else None)
+    ceilings = {} if ceiling is None else {"rack1": ceiling}
+    assert author(LIMIT, enforced, leased, site, ceilings) == found
 
 
 def test_the_lowest_of_several_ceilings_binds() -> None:

@@ -139,31 +139,29 @@ def test_a_set_is_changed_by_what_zeusd_wants_otherwise(
     assert merged(found, before, wanted) == becomes
 
 
-def test_a_restore_clears_the_added_profiles_and_fails_like_any_other() -> None:
-    plan = RestorePlan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
-    steps = restore_steps(plan)
-    assert next(steps) == ReadControl()
-    assert steps.send((1, 9)) == WriteControl((9,), (1, 9))
-    with pytest.raises(StopIteration) as stopped:
-        steps.send(Unknown("busy"))
-    assert stopped.value.value.pending
-    steps = restore_steps(plan)
-    next(steps)
-    with pytest.raises(StopIteration) as stopped:
-        steps.send((9,))
-    assert stopped.value.value.kind == "already_back"
-
-
-def test_a_restore_is_complete_when_the_added_profiles_are_cleared() -> None:
+@pytest.mark.parametrize(
+    ("found", "becomes", "kind"),
+    [
+        ((1, 9), Holds(()), "restored"),
+        ((1, 9), Holds((7,)), "restored"),
+        ((1, 9), Holds((1,)), "failed"),
+        ((1, 9), Holds((1, 7)), "failed"),
+        ((1, 9), Unknown("busy"), "failed"),
+        ((9,), None, "already_back"),
+    ],
+)
+def test_a_restore_is_complete_when_the_added_profiles_are_cleared(
+    found: tuple[int, ...], becomes: Holds | Unknown | None, kind: str
+) -> None:
     """Others choose profiles while it is written, with a driver that may ignore it."""
-    plan = RestorePlan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
-    for holds, kind in (((1,), "failed"), ((1, 7), "failed"), ((), "restored"), ((7,), "restored")):
-        steps = restore_steps(plan)
-        next(steps)
-        assert steps.send((1, 9)) == WriteControl((9,), (1, 9))
-        with pytest.raises(StopIteration) as stopped:
-            steps.send(Holds(holds))
-        assert stopped.value.value.kind == kind, holds
+    steps = restore_steps(RestorePlan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8))))
+    assert next(steps) == ReadControl()
+    with pytest.raises(StopIteration) as stopped:
+        if becomes is not None:
+            assert steps.send(found) == WriteControl((9,), (1, 9))
+        steps.send(found if becomes is None else becomes)
+    assert stopped.value.value.kind == kind
+    assert stopped.value.value.pending is (kind == "failed")
 
 
 def test_profiles_are_read_and_written_by_name() -> None:

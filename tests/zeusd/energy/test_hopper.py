@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from tests import seeds
+from tests.zeusd.energy.support import channel_of, empty_history, reading
 from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import Channel
-from zeusd.energy.history import SIZE, History
 
 WAVES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("h100_waves.json").read_text())[
     "waves"
@@ -41,21 +41,23 @@ class Board:
     def __init__(self, ticks: list[tuple[int, int]], seed: int) -> None:
         self.times, self.values = [t_ns for t_ns, _ in ticks], [mj for _, mj in ticks]
         self.chance = random.Random(seed)
-        self.history = History(memoryview(bytearray(SIZE)))
+        self.history = empty_history()
         self.now_ns = self.times[0]
         self.channel = Channel(self.now_ns, self.history, 9, "NVIDIA H100 80GB HBM3", 700_000)
         self.looks: list[int] = []
+
+    def look(self, began_ns: int, took_ns: int, shown_ns: int) -> None:
+        """A reading of what the counter shows at some time of it."""
+        place = bisect.bisect_right(self.times, shown_ns)
+        value_mj = self.values[max(0, place - 1)]
+        middle_ns = began_ns + took_ns // 2
+        self.channel.observe(SensorValues(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns))
 
     def run(self, until_ns: int) -> None:
         while self.now_ns < until_ns:
             slow = self.chance.random() < 0.25
             took_ns = round(self.chance.uniform(*((5, 15) if slow else (2.6, 3.5))) * MS)
-            place = bisect.bisect_right(self.times, self.now_ns + self.chance.randrange(took_ns))
-            value_mj = self.values[max(0, place - 1)]
-            middle_ns = self.now_ns + took_ns // 2
-            self.channel.observe(
-                SensorValues(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns)
-            )
+            self.look(self.now_ns, took_ns, self.now_ns + self.chance.randrange(took_ns))
             self.looks.append(self.now_ns)
             low_ns, high_ns = self.channel.next_read_ns, self.channel.latest_read_ns
             due_ns = self.chance.randint(low_ns, high_ns) if low_ns else 0
@@ -123,12 +125,7 @@ def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
     for n in range(300):  # quick readings, one of which hangs
         took_ns = 3_000 * MS if n == 200 else 50_000
         board.now_ns = max(board.now_ns, board.channel.next_read_ns) + took_ns
-        place = bisect.bisect_right(board.times, board.now_ns)
-        value_mj = board.values[max(0, place - 1)]
-        middle_ns = board.now_ns - took_ns // 2
-        board.channel.observe(
-            SensorValues(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns)
-        )
+        board.look(board.now_ns - took_ns, took_ns, board.now_ns)
     assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.002)
     ticks = board.history.ticks
     assert board.history.t_ns[ticks.end - 1] - board.history.t_ns[ticks.end - 2] < 150 * MS
@@ -136,14 +133,13 @@ def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
 
 def test_power_without_a_usable_counter_covers_a_part_of_each_tick() -> None:
     """As on a Grace Hopper whose counter counts the module."""
-    history = History(memoryview(bytearray(SIZE)))
-    channel = Channel(0, history, 9, "NVIDIA GH200 480GB", 900_000)
+    channel = channel_of(9, "NVIDIA GH200 480GB", 900_000)
     t_ns = 0
     for _ in range(2_000):
         t_ns = max(t_ns + 100_000, channel.latest_read_ns)
         power_mw = 90_000 + t_ns // (100 * MS) % 7  # a new reading every 100 ms
-        channel.observe(SensorValues(t_ns, None, power_mw, None, None))
-    ends_ns = history.ends_ns
+        channel.observe(reading(t_ns, None, power_mw))
+    ends_ns = channel.history.ends_ns
     doubtful = channel.curve.window(ends_ns - 165 * MS, ends_ns - 135 * MS, True)
     assert doubtful.energy_uj == pytest.approx(90_000 * 30, rel=0.02)
     assert doubtful.uncertainty_uj > 100_000 * 30  # work between two readings leaves no trace

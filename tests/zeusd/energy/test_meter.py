@@ -6,17 +6,12 @@ import random
 import pytest
 
 from tests import seeds
+from tests.zeusd.energy.support import channel_of, reading
 from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
-from zeusd.energy.channel import Channel
-from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import EXACT, GpuMeter, SensorTiming, sensor_timing
 
 TICK = 100 * MS
-
-
-def reading(t_ns: int, energy_mj: int | None, power_mw: int | None) -> SensorValues:
-    return SensorValues(t_ns, energy_mj, power_mw, None, None)
 
 
 class Ticking:
@@ -92,7 +87,7 @@ def test_a_steady_load_is_steady_from_the_first_tick_on(
 ) -> None:
     """Also while the sensor's period is not known yet: no window has too much or too little."""
     name, architecture = ("Tesla V100", 5) if window_ms == 10 else ("NVIDIA H100", 9)
-    channel = Channel(0, History(memoryview(bytearray(SIZE))), architecture, name, 700_000)
+    channel = channel_of(architecture, name)
     first_ns = None
     while channel.period_ns is None or channel.next_read_ns < 40 * period_ms * MS:
         t_ns = channel.next_read_ns
@@ -111,7 +106,7 @@ def test_a_steady_load_is_steady_from_the_first_tick_on(
 def test_nothing_is_counted_twice_after_a_pause_of_readings(after_ticks: int, counts: bool) -> None:
     """The reader was stopped for ten ticks, at any moment of its search and after it."""
     tick_ns = 20 * MS
-    channel = Channel(0, History(memoryview(bytearray(SIZE))), 5, "Tesla V100", 300_000)
+    channel = channel_of(5, "Tesla V100", 300_000)
 
     def shown(t_ns: int) -> SensorValues:
         return reading(t_ns, 1_000 + t_ns // tick_ns * 520 if counts else None, 26_000)
@@ -136,7 +131,7 @@ def test_nothing_is_counted_twice_after_a_pause_of_readings(after_ticks: int, co
 @pytest.mark.parametrize("phase", [0.1, 0.4, 0.7, 0.95])
 def test_a_counter_that_appears_between_two_ticks_is_continued(phase: float) -> None:
     """As a superchip's, once it is known to count the GPU: the tick that follows is one tick."""
-    channel = Channel(0, History(memoryview(bytearray(SIZE))), 10, "NVIDIA GB200", 1_000_000)
+    channel = channel_of(10, "NVIDIA GB200", 1_000_000)
     appears_ns = round((30 + phase) * TICK)
     edges = []
     t_ns = 0
@@ -151,6 +146,20 @@ def test_a_counter_that_appears_between_two_ticks_is_continued(phase: float) -> 
     first, last = edges[0], edges[-1]
     drawn_uj = 166_000 * (last.t_ns - first.t_ns) / MS
     assert last.counted_uj - first.counted_uj == pytest.approx(drawn_uj, abs=0.2 * 16_600_000)
+
+
+def test_energy_from_power_is_less_certain_by_the_resolution_of_power() -> None:
+    stated_uj = []
+    for counts in (True, False):
+        channel = channel_of(7, "NVIDIA A40")
+        t_ns = 0
+        while t_ns < 60 * TICK:
+            t_ns = max(channel.next_read_ns, t_ns + MS // 10)
+            ticks = t_ns // TICK
+            counter_mj = 1_000 + ticks * 20_000 if counts else None
+            channel.observe(reading(t_ns, counter_mj, 200_000 + ticks % 2))
+        stated_uj.append(channel.curve.window(20 * TICK, 50 * TICK, False).uncertainty_uj)
+    assert stated_uj[1] > 1.5 * stated_uj[0]
 
 
 def test_a_counter_that_restarts_loses_nothing() -> None:

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from tests import seeds
+from tests.zeusd.energy.support import channel_of, empty_history, joules, reading
 from zeus_common.units import MS
-from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import PATIENT_NS, SAMPLE_NS, Channel, tiles
-from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import SAMPLED
 
 MEASURED: dict[str, Any] = json.loads(Path(__file__).with_name("h100_samples.json").read_text())
@@ -28,10 +27,6 @@ SECOND = 1_000 * MS
 PRODUCT = 9, "NVIDIA H100 80GB HBM3"
 
 Samples = list[tuple[int, int]]
-
-
-def channel_of(history: History | None = None) -> Channel:
-    return Channel(0, history or History(memoryview(bytearray(SIZE))), *PRODUCT, 700_000)
 
 
 def measured() -> Samples:
@@ -49,7 +44,7 @@ def feed(
     for first in range(0, len(samples), few):
         part = samples[first : first + few]
         now_ns = part[-1][0] + 2 * MS
-        sensors = SensorValues(now_ns, counter_mj, part[-1][1], None, None)
+        sensors = reading(now_ns, counter_mj, part[-1][1])
         channel.extend(now_ns, part, sensors if channel.lacks(part) else None)
 
 
@@ -60,7 +55,7 @@ def steady(since_s: float, until_s: float, watts: float) -> Samples:
 
 def test_an_h100s_samples_add_up_to_its_counter() -> None:
     """Over half a minute; the counter shows the energy until its last tick, some ms late."""
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     feed(channel, measured())
     readings = [one for one in MEASURED["counter"] if one[0] > 1_000_000]
     (begin_us, _, begin_mj), (end_us, _, end_mj) = readings[0], readings[-1]
@@ -70,7 +65,7 @@ def test_an_h100s_samples_add_up_to_its_counter() -> None:
 
 def test_bursts_on_an_h100_have_the_power_of_the_load() -> None:
     """Any length and distance: a sample may be of several of them."""
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     feed(channel, measured())
     found: dict[int, list[float]] = {}
     within = []
@@ -91,59 +86,54 @@ def test_bursts_on_an_h100_have_the_power_of_the_load() -> None:
 @pytest.mark.parametrize("counter", [True, False])
 def test_time_without_samples_has_the_counters_growth(counter: bool) -> None:
     """zeusd was stopped for a minute: the driver keeps only the last seconds."""
-    history = History(memoryview(bytearray(SIZE)))
+    history = empty_history()
     start_mj = 5_000_000 if counter else None
     before = steady(1, 11, 300)
-    feed(channel_of(history), before, start_mj)
+    feed(Channel(0, history, *PRODUCT, 700_000), before, start_mj)
     away_mj, later = 60 * 450_000, steady(70, 75, 300)
     end_mj = None if start_mj is None else start_mj + 10 * 300_000 + away_mj + 119 * 6_000
-    again = channel_of(history)
+    again = Channel(0, history, *PRODUCT, 700_000)
     now_ns = later[118][0]
-    sensors = SensorValues(now_ns, end_mj, 300_000, None, None)
+    sensors = reading(now_ns, end_mj, 300_000)
     assert again.lacks(later[:119])
     again.extend(now_ns, later[:119], sensors)
     feed(again, later[119:], None)
-    energy = again.curve.window(2 * SECOND, 74 * SECOND, False)
     watts_away = 460 if counter else 300  # a minute's energy in 59 s, or power at its end
     expected_j = 9 * 300 + watts_away * 59 + 4 * 300
-    assert energy.energy_uj / 1e6 == pytest.approx(expected_j, rel=0.01)
+    assert joules(again, 2_000, 74_000) == pytest.approx(expected_j, rel=0.01)
 
 
 def test_samples_add_up_to_the_counter_over_minutes() -> None:
     """They may differ by a little. The counter is read once a second, between two of its ticks."""
     chance = random.Random(seeds.fresh())
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
 
     def second(number: int, counter_mj: int) -> None:
         samples = steady(number, number + 1, 300)
         now_ns = samples[-1][0] + 3 * MS
         shown_mj = counter_mj - chance.randint(8, 108) * 303
-        channel.extend(now_ns, samples, SensorValues(now_ns, shown_mj, 0, None, None))
+        channel.extend(now_ns, samples, reading(now_ns, shown_mj, 0))
 
     for number in range(1, 400):
         second(number, 1_000_000 + number * 303_000)  # 1 % more than the samples
-    energy = channel.curve.window(200 * SECOND, 390 * SECOND, False)
-    assert energy.energy_uj / 1e6 == pytest.approx(190 * 303, rel=0.002)
-    minute = channel.curve.window(330 * SECOND, 390 * SECOND, False)
-    assert minute.energy_uj / 1e6 == pytest.approx(60 * 303, rel=0.003)
+    assert joules(channel, 200_000, 390_000) == pytest.approx(190 * 303, rel=0.002)
+    assert joules(channel, 330_000, 390_000) == pytest.approx(60 * 303, rel=0.003)
     second(410, 1_000_000 + 410 * 303_000)  # ten seconds without samples
-    gap = channel.curve.window(400 * SECOND, 410 * SECOND, False)
-    assert gap.energy_uj / 1e6 == pytest.approx(10 * 303, rel=0.02)
+    assert joules(channel, 400_000, 410_000) == pytest.approx(10 * 303, rel=0.02)
 
 
 def test_a_counter_that_starts_again_changes_nothing() -> None:
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     for number in range(1, 100):
         samples = steady(number, number + 1, 300)
         counter_mj = (5_000_000 if number < 50 else 0) + number * 300_000
         now_ns = samples[-1][0]
-        channel.extend(now_ns, samples, SensorValues(now_ns, counter_mj, 0, None, None))
-    energy = channel.curve.window(2 * SECOND, 99 * SECOND, False)
-    assert energy.energy_uj / 1e6 == pytest.approx(97 * 300, rel=0.003)
+        channel.extend(now_ns, samples, reading(now_ns, counter_mj, 0))
+    assert joules(channel, 2_000, 99_000) == pytest.approx(97 * 300, rel=0.003)
 
 
 def test_a_driver_that_makes_no_more_samples_is_read_as_if_it_had_none() -> None:
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     feed(channel, steady(1, 5, 300), 1_000_000)
     assert channel.sampled_ns == 5 * SECOND
     assert channel.period_ns == SAMPLE_NS
@@ -157,23 +147,22 @@ def test_a_driver_that_makes_no_more_samples_is_read_as_if_it_had_none() -> None
     while now_ns < 40 * SECOND:
         now_ns = max(now_ns + MS // 10, channel.latest_read_ns)
         counted_mj = counter_mj + (now_ns - 5 * SECOND) // tick_ns * 30_000
-        channel.observe(SensorValues(now_ns, counted_mj, 300_000, None, None))
+        channel.observe(reading(now_ns, counted_mj, 300_000))
     assert channel.period_ns == pytest.approx(tick_ns, rel=0.01)
-    energy = channel.curve.window(3 * SECOND, 39 * SECOND, False)
-    assert energy.energy_uj / 1e6 == pytest.approx(36 * 300, rel=0.01)
+    assert joules(channel, 3_000, 39_000) == pytest.approx(36 * 300, rel=0.01)
 
 
 @pytest.mark.parametrize(("share", "used"), [(1.0, True), (1.03, True), (0.8, False), (1.1, False)])
 def test_samples_are_not_used_where_the_counter_contradicts_them(share: float, used: bool) -> None:
     """As on a board whose samples are of another part of it."""
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     for number in range(1, 301):
         samples = steady(number, number + 1, 700)
         counted = round(1_000_000 + number * 700_000 * share)
         now_ns = samples[-1][0]
         if channel.sampled_ns is None:
             break
-        sensors = SensorValues(now_ns, counted, 0, None, None)
+        sensors = reading(now_ns, counted, 0)
         channel.extend(now_ns, samples, sensors if number % 10 == 1 else None)
     assert (channel.sampled_ns is not None) is used
 
@@ -181,7 +170,7 @@ def test_samples_are_not_used_where_the_counter_contradicts_them(share: float, u
 @pytest.mark.parametrize("off_ms", [-400, 400])
 def test_samples_that_get_another_time_are_not_used_for_long(off_ms: int) -> None:
     """As if the driver's clock were not the time of day, and drifted away from it."""
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     feed(channel, steady(1, 5, 300), 1_000_000)
     now_ns, known_ns = 5 * SECOND, 5 * SECOND
     while channel.sampled_ns is not None and now_ns < 20 * SECOND:
@@ -189,7 +178,7 @@ def test_samples_that_get_another_time_are_not_used_for_long(off_ms: int) -> Non
         made = steady(4, now_ns / SECOND, 300)
         shifted = [(t_ns + off_ms * MS, mw) for t_ns, mw in made]
         new = [one for one in shifted if one[0] > known_ns]
-        channel.extend(now_ns, new, SensorValues(now_ns, None, 0, None, None))
+        channel.extend(now_ns, new, reading(now_ns, None, 0))
         known_ns = channel.sampled_ns or known_ns
         assert channel.history.ends_ns <= now_ns
     assert now_ns < 10 * SECOND
@@ -197,19 +186,19 @@ def test_samples_that_get_another_time_are_not_used_for_long(off_ms: int) -> Non
 
 
 def test_setting_the_time_of_day_back_ends_no_use_of_samples() -> None:
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     feed(channel, steady(1, 5, 300), 1_000_000)
     ring = steady(2.6, 5, 300)
     for now_ns in range(5 * SECOND, 9 * SECOND, 200 * MS):
         future = [(t_ns + 3600 * SECOND, mw) for t_ns, mw in ring if t_ns > now_ns - 2_400 * MS]
         newest = steady(max(5, now_ns / SECOND - 0.2), now_ns / SECOND, 300)
-        channel.extend(now_ns, newest + future, SensorValues(now_ns, None, 0, None, None))
+        channel.extend(now_ns, newest + future, reading(now_ns, None, 0))
     assert channel.sampled_ns == pytest.approx(9 * SECOND, abs=250 * MS)
     assert channel.history.ends_ns < 9 * SECOND
 
 
 def test_a_reading_that_fails_is_tried_again_and_nothing_is_lost() -> None:
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     feed(channel, steady(1, 3, 300), 1_000_000)
     pauses = []
     now_ns = 3 * SECOND
@@ -220,20 +209,19 @@ def test_a_reading_that_fails_is_tried_again_and_nothing_is_lost() -> None:
     assert pauses == sorted(pauses)
     assert 0 < pauses[0] < pauses[-1]
     feed(channel, steady(3, 5, 600), 1_000_000)
-    energy = channel.curve.window(2 * SECOND, 4 * SECOND, False)
-    assert energy.energy_uj / 1e6 == pytest.approx(300 + 600, rel=0.005)
+    assert joules(channel, 2_000, 4_000) == pytest.approx(300 + 600, rel=0.005)
 
 
 def test_samples_are_read_when_somebody_waits_or_before_the_driver_forgets_them() -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
-    channel, now_ns = channel_of(), SECOND
+    channel, now_ns = channel_of(*PRODUCT), SECOND
     for awaited, most, least in ((False, 6, 2), (True, 26, 15)):
         looks, until_ns = 0, now_ns + 20 * SECOND
         while now_ns < until_ns:
             known_ns = channel.sampled_ns or 0
             samples = steady(known_ns / SECOND, (now_ns - 2 * MS) / SECOND, 100)[-119:]
-            channel.extend(now_ns, samples, SensorValues(now_ns, None, 0, None, None))
+            channel.extend(now_ns, samples, reading(now_ns, None, 0))
             looks += 1
             low_ns, high_ns = channel.next_read_ns, channel.latest_read_ns
             assert now_ns < channel.next_tick_ns <= low_ns <= high_ns <= now_ns + PATIENT_NS
@@ -253,7 +241,7 @@ def test_few_samples_show_nothing() -> None:
 
 
 def test_a_burst_between_two_samples_is_uncertain_by_what_they_may_leave_out() -> None:
-    channel = channel_of()
+    channel = channel_of(*PRODUCT)
     samples = steady(1, 3, 100) + steady(3, 3.1, 600) + steady(3.1, 5, 100)
     feed(channel, samples, 1_000_000)
     begin_ns = 3 * SECOND - SAMPLED.lag_ns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.zeusd.energy.support import empty_history
 from zeusd.devices.port import SensorValues
 from zeusd.energy.channel import Channel
-from zeusd.energy.history import SIZE, History
 from zeusd.energy.scope import GAP_NS, Scope, ScopeTest
 
 STEP_NS = 100_000_000
@@ -93,7 +93,7 @@ def test_energy_is_the_gpus_for_every_counter_scope() -> None:
     """Power is integrated until the counter is known to count the GPU alone."""
     for counted_w in (GPU_W, MODULE_W, 300):
         chip = Chip(counted_w)
-        channel = Channel(chip.t_ns, History(memoryview(bytearray(SIZE))), 10, "GB200", 10**6)
+        channel = Channel(chip.t_ns, empty_history(), 10, "GB200", 10**6)
         for _ in range(200):
             chip.t_ns += STEP_NS
             chip.energy_mj += chip.counted_w * 100

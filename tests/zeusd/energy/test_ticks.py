@@ -55,6 +55,11 @@ class Sensor:
                 errors.append(min(abs(tick.t_ns - at_ns) for at_ns in near) / MS)
         return errors
 
+    def error_ms(self, since_ns: int) -> float:
+        """How far 95 % of them are at most."""
+        errors = sorted(self.errors_ms(since_ns))
+        return errors[int(0.95 * len(errors))]
+
 
 def every(period_ms: float, seconds: float, jitter_ms: float = 0.0, seed: int = 1) -> list[int]:
     chance = random.Random(seed)
@@ -94,8 +99,7 @@ def test_a_period_that_was_misjudged_at_first_is_corrected(slower_ms: int) -> No
     sensor = Sensor(first + later, seed)
     sensor.run(29 * SECOND)
     assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=5e-4)
-    errors = sorted(sensor.errors_ms(10 * SECOND))
-    assert errors[int(0.95 * len(errors))] < 2.0
+    assert sensor.error_ms(10 * SECOND) < 2.0
 
 
 def test_a_thread_that_always_wakes_late_does_not_look_more_often() -> None:
@@ -109,15 +113,13 @@ def test_a_thread_that_always_wakes_late_does_not_look_more_often() -> None:
     looked = len(sensor.looks)
     sensor.run(119 * SECOND)
     assert (len(sensor.looks) - looked) / 1090 < 1.4
-    errors = sorted(sensor.errors_ms(10 * SECOND))
-    assert errors[int(0.95 * len(errors))] < 0.3
+    assert sensor.error_ms(10 * SECOND) < 0.3
 
 
 def test_early_and_late_updates_are_still_dated() -> None:
     sensor = Sensor(every(100, 60, jitter_ms=0.4), 7)
     sensor.run(60 * SECOND)
-    errors = sorted(sensor.errors_ms(5 * SECOND))
-    assert errors[int(0.95 * len(errors))] < 1.2
+    assert sensor.error_ms(5 * SECOND) < 1.2
     assert len(sensor.looks) < 6 * 600
 
 
@@ -129,8 +131,7 @@ def test_another_period_is_found_again() -> None:
     assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=1e-3)
     sensor.run(19 * SECOND)
     assert sensor.tracker.period_ns == pytest.approx(20 * MS, rel=2e-3)
-    errors = sorted(sensor.errors_ms(15 * SECOND))
-    assert errors[int(0.95 * len(errors))] < 1.0
+    assert sensor.error_ms(15 * SECOND) < 1.0
 
 
 def test_a_sensor_that_does_not_update_is_reported_and_not_hammered() -> None:
