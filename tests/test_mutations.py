@@ -86,7 +86,7 @@ MUTATIONS = (
         "heartbeat expiry",
         "zeusd.core.holding.LeaseState._check",
         always("current"),
-        "zeusd/core/test_leases.py::test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl",
+        "zeusd/core/test_leases.py::test_a_silent_holder_that_sleeps_or_is_stopped_loses_it_at_its_ttl",
         SCHEDULES,
     ),
     Mutation(

@@ -341,6 +341,7 @@ def test_a_request_of_another_form_is_refused(changes: dict[str, object]) -> Non
         ("publish_profile", {"limits_mw": [2, 2]}, "limits must ascend"),
         ("usage", {"edges": [0, 899]}, "multiples of 900 s"),
         ("usage", {"edges": [900, 900]}, "edges must ascend"),
+        ("usage", {"edges": [0]}, "at least 2"),
         ("usage", {"by": "gpu"}, "by job or by pod only"),
     ],
 )

@@ -98,23 +98,6 @@ def test_metrics_name_other_users_only_to_permitted_users(world: World) -> None:
     assert ("others", -1) not in seen(ADMIN)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"edges": [0, 899]},
-        {"edges": [900, 0]},
-        {"edges": [0]},
-        {"edges": DAY, "by": "user", "name": "7"},
-        {"edges": DAY, "by": "colour"},
-    ],
-)
-def test_requests_that_cannot_be_summed_are_refused(
-    world: World, arguments: dict[str, Any]
-) -> None:
-    with pytest.raises(ValueError, match=r"edges|name|by"):
-        world.call(ALICE, "usage", **arguments)
-
-
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-", "7;rm", "ä", "x" * 321])
 def test_a_jobs_name_is_safe_for_terminals_and_paths(world: World, name: str) -> None:
     with pytest.raises(ValueError, match="name"):

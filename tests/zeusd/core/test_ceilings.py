@@ -9,7 +9,6 @@ import pytest
 from tests.zeusd.core.world import (
     ADMIN,
     ALICE,
-    BOB,
     CLOCKS,
     GPU0,
     POWER,
@@ -141,6 +140,7 @@ def test_at_its_deadline_it_falls_to_its_floor_also_over_a_restart(world: World)
     assert world.set_power(ALICE, 200)["error"]["code"] == "out_of_range"
     world.restart()
     assert world.limit_w() == 150
+    assert world.set_power(ALICE, 200)["error"]["code"] == "out_of_range"
     bound(world, None)
     assert world.limit_w() == 300
 
@@ -182,15 +182,6 @@ def test_a_ceiling_that_is_held_up_ends_no_later(world: World) -> None:
     late = bound(world, 290, until_boot_ns=until_ns, fallback=[150_000])
     assert late["error"]["code"] == "deadline_exceeded"
     assert world.limit_w() == 150
-
-
-def test_ceilings_survive_a_restart_and_values_left_by_them_are_restored(world: World) -> None:
-    bound(world, 200)
-    world.restart()
-    assert world.limit_w() == 200
-    assert world.set_power(ALICE, 210)["error"]["code"] == "out_of_range"
-    bound(world, None)
-    assert world.limit_w() == 300
 
 
 def test_a_value_left_by_a_ceiling_is_restored_although_zeusd_is_killed_on_the_way(
@@ -237,12 +228,6 @@ def test_a_jobs_group_may_have_its_sluid_as_its_name(world: World) -> None:
         assert world.limit_w() == 300
 
 
-def test_only_administrators_set_them(world: World) -> None:
-    arguments = {"gpus": [GPU0], "name": "fleet", "value": [200_000]}
-    assert world.call(BOB, "set_ceiling", **arguments)["error"]["code"] == "permission_denied"
-    assert world.limit_w() == 300
-
-
 @pytest.mark.parametrize(
     ("watts", "more", "code"),
     [
@@ -259,30 +244,11 @@ def test_an_invalid_ceiling_is_refused(
     assert world.limit_w() == 300
 
 
-def test_a_device_that_refuses_is_tried_again(world: World) -> None:
-    world.faults[POWER] = 999
-    assert bound(world, 200)["error"]["code"] == "device_error"
-    world.faults.clear()
-    world.advance(1)
-    assert world.limit_w() == 200
-
-
-def test_a_held_control_that_refuses_is_tried_again(world: World) -> None:
-    world.set_power(ALICE, 280)
-    world.faults[POWER] = 999
-    bound(world, 200)
-    assert world.limit_w() == 280
-    world.faults.clear()
-    world.advance(1)
-    assert world.limit_w() == 200
-    assert "error" not in world.set_power(ALICE, 190), "the lease goes on"
-
-
 def test_a_rounding_driver_rests_where_it_can(world: World) -> None:
     world.odd[GPU0] = Odd(round_to_mw=4000)
     bound(world, 250)
     assert world.limit_w() == 248
-    world.set_power(ALICE, 202)
+    assert world.set_power(ALICE, 200) == {}
     world.call(ALICE, "release")
     assert world.limit_w() == 248
     assert world.events("outside_change") == []
@@ -465,16 +431,6 @@ def test_a_device_that_cannot_go_as_low_is_not_written_again_and_again() -> None
     assert len(world.writes) == writes
 
 
-def test_a_value_that_zeusd_left_in_force_is_no_outside_change(world: World) -> None:
-    world.odd[GPU0] = Odd(round_to_mw=4000)
-    bound(world, 190)
-    assert world.limit_w() == 188
-    assert world.set_power(ALICE, 160) == {}
-    assert world.events("outside_change") == []
-    world.call(ALICE, "release")
-    assert world.limit_w() == 188
-
-
 def test_a_ceiling_that_cannot_be_recorded_is_refused_and_leaves_nothing(world: World) -> None:
     """The next zeusd would not know it, and take what it lowered for a change from outside."""
     world.set_power(ALICE, 240)
@@ -504,6 +460,8 @@ def test_who_sets_a_ceiling_learns_that_the_device_is_above_it(
     world.faults.clear()
     world.advance(10)
     assert world.limit_w() == 200
+    if held:
+        assert world.set_power(ALICE, 195) == {}, "the lease goes on"
     assert "error" not in bound(world, 190)
     assert world.limit_w() == 190
 

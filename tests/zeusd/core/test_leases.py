@@ -16,16 +16,6 @@ TTL_S = 15
 # ------------------------------------------------------------------------------------ heartbeats
 
 
-def test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl(world: World) -> None:
-    world.set_power(1, 200)
-    world.advance(TTL_S - 0.1)
-    assert world.limit_w() == 200
-    world.advance(0.2)
-    assert world.limit_w() == 300
-    (expired,) = world.events("lease_expired")
-    assert expired["ttl_s"] == TTL_S
-
-
 def test_heartbeats_keep_all_leases_of_the_process(world: World) -> None:
     world.set_power(1, 200)
     world.lock_clocks(1)
@@ -65,6 +55,9 @@ def test_every_set_of_a_lost_lease_fails_until_it_is_acquired_again(world: World
         assert "heartbeat stopped for 15 s" in answer["error"]["message"]
     assert world.limit_w() == 300
     assert world.call(1, "heartbeat")["result"]["lost"] == [[GPU0, "power_limit"]]
+    assert world.set_power(2, 150) == {}, "others may lease it"
+    assert world.set_power(1, 180)["error"]["code"] == "lease_expired"
+    world.call(2, "release")
     world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"])
     assert world.set_power(1, 180) == {}
     assert world.limit_w() == 180
@@ -108,14 +101,6 @@ def test_a_process_that_waits_for_a_loss_is_told_at_once_and_of_all(world: World
     assert lost(world.ask(1, "heartbeat", losses=2)) == []
 
 
-def test_others_may_lease_what_was_lost(world: World) -> None:
-    world.set_power(1, 200)
-    world.advance(TTL_S + 0.1)
-    assert world.set_power(2, 150) == {}
-    assert world.set_power(1, 180)["error"]["code"] == "lease_expired"
-    assert world.limit_w() == 150
-
-
 def test_a_loss_is_remembered_over_a_restart_and_forgotten_with_the_process(world: World) -> None:
     world.set_power(1, 200)
     world.advance(TTL_S + 0.1)
@@ -124,13 +109,11 @@ def test_a_loss_is_remembered_over_a_restart_and_forgotten_with_the_process(worl
     world.die(1)
     assert not world.journaled("loss")
     assert not world.watched
-
-
-def test_lost_leases_of_dead_processes_are_dropped_at_the_start(world: World) -> None:
-    world.set_power(1, 200)
+    world.set_power(2, 200)
     world.advance(TTL_S + 0.1)
+    assert world.journaled("loss")
     world.restart()
-    assert not world.journaled("loss")
+    assert not world.journaled("loss"), "it is dead meanwhile"
 
 
 def test_a_ttl_may_be_asked_for_within_the_bounds() -> None:
@@ -292,6 +275,7 @@ def test_a_silent_holder_that_sleeps_or_is_stopped_loses_it_at_its_ttl(
     assert world.limit_w() == 200
     world.advance(0.2)
     assert world.limit_w() == 300
+    assert [note["ttl_s"] for note in world.events("lease_expired")] == [TTL_S]
 
 
 # ---------------------------------------------------------------------------------------- owners
@@ -453,7 +437,9 @@ def test_requests_queued_when_a_stop_begins_acquire_no_lease(world: World) -> No
     world.ask(1, "release")
     waiting = world.ask_power(2, 150)
     world.apply(world.core.stop(world.now_ns))
+    assert not world.core.settled
     world.run_held()
+    assert world.core.settled
     assert world.limit_w() == 300
     assert world.core.unrestored == []
     assert world.outcome(2, waiting)["error"]["code"] == "shutting_down"

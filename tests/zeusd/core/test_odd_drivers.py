@@ -136,18 +136,6 @@ def test_a_restore_that_the_driver_ignores_is_pending_and_tried_again(world: Wor
     assert not world.journaled("pending")
 
 
-def test_a_failing_gpu_is_tried_within_4_s_and_does_not_fill_the_log(world: World) -> None:
-    world.set_power(1, 150)
-    world.faults[POWER] = 15
-    world.die(1)
-    for _ in range(60):
-        world.advance(2)
-        due_ns = world.core.next_deadline_ns()
-        assert due_ns is not None
-        assert due_ns - world.now_ns <= 4_000_000_000
-    assert len(world.events("restore_failed")) < 8
-
-
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
 def test_a_control_that_fails_during_a_probe_is_still_restored(world: World, code: int) -> None:
     world.set_power(1, 150)
