@@ -224,10 +224,7 @@ class JobGroups:
         self._known: dict[str, str] = {}
 
     def present(self, jobs: Iterable[str]) -> set[str]:
-        """The jobs among these that have a control group with a process.
-
-        Version 1 of control groups does not report empty groups; there the group only has to exist.
-        """
+        """The jobs among these that have a control group with a process."""
         wanted = set(jobs)
         self._known = {job: path for job, path in self._known.items() if job in wanted}
         found = {job for job, path in self._known.items() if _is_used(path)}
@@ -270,10 +267,18 @@ def _is_used(group: str) -> bool:
     slurmstepd removes its job's groups; if it was killed, they stay.
     """
     try:
-        events = Path(group, "cgroup.events").read_text()
+        return "populated 0" not in Path(group, "cgroup.events").read_text().splitlines()
     except OSError:
-        return os.path.isdir(group)
-    return "populated 0" not in events.splitlines()
+        return os.path.isdir(group) and _lists_processes(group)
+
+
+def _lists_processes(group: str) -> bool:
+    """The same for version 1, which says only which processes are in each group of a tree."""
+    lists = list(Path(group).rglob("cgroup.procs"))
+    try:
+        return not lists or any(processes.read_text() for processes in lists)
+    except OSError:
+        return True  # one is being removed: the next look decides
 
 
 def folders(folder: str) -> list[os.DirEntry[str]]:

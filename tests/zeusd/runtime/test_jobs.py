@@ -193,12 +193,22 @@ def test_a_job_is_present_while_its_group_exists(
     assert found.present([job]) == set()
 
 
-def test_a_group_that_a_killed_slurmstepd_left_empty_is_not_a_job(tmp_path: Path) -> None:
-    group = tmp_path / "system.slice/slurmstepd.scope/job_7"
-    group.mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("file", "empty", "used"),
+    [
+        ("cgroup.events", "populated 0\nfrozen 0\n", "populated 1\nfrozen 0\n"),
+        ("step_0/cgroup.procs", "", "4711\n"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_a_group_that_a_killed_slurmstepd_left_empty_is_not_a_job(
+    tmp_path: Path, file: str, empty: str, used: str
+) -> None:
+    said = tmp_path / "system.slice/slurmstepd.scope/job_7" / file
+    said.parent.mkdir(parents=True)
     found = groups(tmp_path)
-    for populated, jobs in (("0", set()), ("1", {"7"}), ("0", set())):
-        (group / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
+    for text, jobs in ((empty, set()), (used, {"7"}), (empty, set())):
+        said.write_text(text)
         assert found.present(["7"]) == jobs
 
 
