@@ -172,8 +172,8 @@ class TopApp(App[int]):
 
     def _watch(self) -> None:
         """Notices a zeusd that stops before the next query returns."""
-        if not self._main.query("#trouble"):
-            return  # it is ending
+        if not self._is_shown:
+            return
         trouble = self._source.state()
         if isinstance(self.screen, Overlay):
             self.screen.warn(trouble)
@@ -190,9 +190,14 @@ class TopApp(App[int]):
         """The view below all pages."""
         return self.screen_stack[0]
 
+    @property
+    def _is_shown(self) -> bool:
+        """Whether the view is there: a timer may come when it has gone, as `top` ends."""
+        return bool(self.screen_stack and self._main.query("#foot"))
+
     def _draw(self) -> None:
-        if not self._main.query("#gpus"):
-            return  # it is ending
+        if not self._is_shown:
+            return
         view, width = self.view, self.size.width
         self._main.query_one("#head", Static).update(_head(view.report, width))
         gpus, leases, processes = view.gpus(), view.leases(), view.processes()
