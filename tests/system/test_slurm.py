@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import free_port, wait_for
+from tests.support import TIMEOUT_S, free_port, wait_for
 from tests.system.machine import SOURCES, Machine
 from tests.system.test_systemd import LIMIT, Node, boot_node
 
@@ -228,8 +228,9 @@ def said_by_prologs(cluster: Cluster) -> str:
     return cluster.machine.run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
 
 
-def restored(cluster: Cluster) -> None:
-    wait_for(lambda: cluster.node.limits() == [LIMIT, LIMIT], "the limits to be restored")
+def restored(cluster: Cluster, timeout_s: float = TIMEOUT_S) -> None:
+    limits = cluster.node.limits
+    wait_for(lambda: limits() == [LIMIT, LIMIT], "the limits to be restored", timeout_s)
 
 
 ENDS = {
@@ -484,7 +485,7 @@ def test_a_jobs_power_limit_is_restored_after_its_node_crashed(cluster: Cluster)
     assert capped(cluster, 150)
     run("scontrol", "update", f"NodeName={cluster.host}", "State=RESUME")
     cluster.start_slurmd()
-    restored(cluster)
+    restored(cluster, 3 * TIMEOUT_S)  # without the epilog, zeusd waits a minute
 
 
 def test_sacct_shows_the_energy_that_the_ledger_charged(cluster: Cluster) -> None:
