@@ -26,7 +26,7 @@ class Model(pl.LightningModule):
         self.node, self.work, self.steps, self.units = node, work, steps, units
         self.automatic_optimization = not by_hand
         self.before: Callable[[], None] = lambda: None
-        self.limits_validated: set[float] = set()
+        self.limits_apart: set[float] = set()
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         self.before()
@@ -40,13 +40,17 @@ class Model(pl.LightningModule):
         return loss
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.limits_validated.add(self.node.limit_w())
-        self.rest(8)
+        self.apart(8)
         self.log("val_loss", self.layer(batch).square().mean())
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        self.rest(6)
+        self.apart(6)
         return super().state_dict(*args, **options)
+
+    def apart(self, seconds: float) -> None:
+        """Something other than training takes long."""
+        self.limits_apart.add(self.node.limit_w())
+        self.rest(seconds)
 
     def rest(self, seconds: float) -> None:
         self.work.wait()
