@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -78,11 +77,11 @@ class Job:
         self.optimizer.on_step_end()
         self.steps += 1
 
-    def until(self, there: Callable[[], bool], train: Callable[[], None] = lambda: None) -> None:
+    def until(self, there: Callable[[], bool]) -> None:
         """Trains until a condition holds in this process."""
         while not there():
             assert self.steps < MOST_STEPS, f"{self.case}: {self.optimizer.state}"
-            self.step(train)
+            self.step()
 
     def until_all_done(self, train: Callable[[], None]) -> None:
         """Trains in lockstep until all processes have chosen."""
@@ -158,11 +157,6 @@ class Model:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def train_apart(self) -> None:
-        """One step that waits for no other process."""
-        with self.model.no_sync():
-            self.train()
-
 
 # -------------------------------------------------------------------------------------------- cases
 
@@ -182,15 +176,6 @@ def adaptive(job: Job) -> None:
     job.end()
 
 
-def profile(job: Job) -> None:
-    """Each process looks for its own profile, and not all have one."""
-    for owner in (0, 1):
-        path = job.folder / f"of-{owner}" / f"{job.rank}.json"
-        job.begin(f"profile-of-{owner}", profile_path=path, optimum_selector=Energy())
-        job.until_all_done(Model().train)
-        job.end()
-
-
 def denied(job: Job) -> None:
     """Rank 1 trains on a GPU whose limits it may not set."""
     before = job.gpu
@@ -205,19 +190,6 @@ def denied(job: Job) -> None:
     if job.rank == 1:
         job.work.close()
         job.on_gpu(before)
-
-
-def uneven(job: Job) -> None:
-    """Rank 1 has fewer steps, and nobody waits for it."""
-    job.begin("uneven", profile_steps=200)
-    model = Model()
-    if job.rank == 1:
-        job.until(lambda: job.steps == 25, model.train_apart)
-        job.optimizer.on_train_end()
-    else:
-        job.until(job.done, model.train_apart)
-    job.end()
-    dist.barrier()
 
 
 def killed(job: Job) -> None:
@@ -263,26 +235,6 @@ def meet(job: Job) -> None:
     (job.folder / f"here-{job.rank}").touch()
     while not all((job.folder / f"here-{rank}").exists() for rank in (0, 1)):
         job.step()
-
-
-def cost(job: Job) -> None:
-    """What the optimizer adds to a step, in microseconds, while it searches and after; nothing
-    asserts it.
-    """
-    for name, options in (("searching", {"warmup_steps": 1000}), ("after", {})):
-        optimizer = job.begin("cost", optimum_selector=Energy(), **options)
-        if name == "after":
-            job.until_all_done(Model().train)
-        took = []
-        for _ in range(300):
-            dist.barrier()
-            before = time.perf_counter()
-            optimizer.on_step_begin()
-            took.append((time.perf_counter() - before) * 1e6)
-            job.work.run(0.02)
-        took.sort()
-        print(f"rank {job.rank} {name}: median {took[150]:.0f}, 99 %: {took[297]:.0f}", flush=True)
-        optimizer.on_train_end()
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
@@ -16,14 +15,10 @@ import pytest
 from tests import needs
 from tests.examples.programs import environment, limits_set, limits_w, torchrun, with_torch
 from tests.support import RunningDaemon, free_port, running_daemon, wait_for
-from zeus import _node
-from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, ZeusCost
+from zeus.optimizer.power_limit import ZeusCost
 from zeus.optimizer.power_limit.adaptive import AVERAGED_S, REACH
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.review import APART
-from zeus_common.simulation import SimulatedWork
-from zeus_ipc import Client
 
 needs.package("torch")
 
@@ -144,49 +139,21 @@ def assert_agreed(folder: Path, ranks: int) -> None:
     assert not list(folder.glob("agree-profile-[1-9]*"))
 
 
-def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
-    rows = [{"power_limit": w, "energy": w + 1.0, "time": 1.0} for w in LIMITS_W]
-    rows[2]["energy"] = 1.0
-    for owner in (0, 1):
-        (tmp_path / f"of-{owner}").mkdir()
-        (tmp_path / f"of-{owner}" / f"{owner}.json").write_text(json.dumps({"measurements": rows}))
-    cases = ("agree", "adaptive", "profile", "denied", "uneven")
-    ended(run(torchrun(2, JOB, tmp_path, *cases), daemon))
-
+def test_two_nodes(daemon: RunningDaemon, tmp_path: Path) -> None:
+    options = ["--nnodes", "2", "--nproc_per_node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "1"]
+    options += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1"]
+    cases = ("agree", "adaptive", "denied")
+    command = with_torch("-m", "torch.distributed.run", *options, JOB, tmp_path, *cases)
+    with running_daemon("--simulate", NODE, gpus=4) as other:
+        ended(run(command, daemon), run(command, other))
+        for node in (daemon, other):
+            assert set(limits_set(node, 4)[3]) <= {"250 W"}
+            assert limits_w(node, 4) == [HIGHEST_W] * 4
     assert_agreed(tmp_path, 2)
-
     of_least_energy(seen(tmp_path, "adaptive", 2))
-
-    # A profile of rank 0's is used at once, another's is ignored.
-    assert chosen(seen(tmp_path, "profile-of-0", 2)) == 150
-    assert not any(one["pieces"] for one in seen(tmp_path, "profile-of-0", 2))
-    of_least_energy(seen(tmp_path, "profile-of-1", 2))
-    assert all(one["pieces"] for one in seen(tmp_path, "profile-of-1", 2))
-    assert not (tmp_path / "of-0" / "1.json").exists()
-
     leads, refused = given_up(seen(tmp_path, "denied", 2))
     assert refused.startswith("the power limit cannot be set: ")
     assert leads == f"rank 1: {refused}"
-    assert set(limits_set(daemon, 4)[3]) <= {"250 W"}
-
-    leads, ends = seen(tmp_path, "uneven", 2)
-    assert given_up([leads]) == ["rank 1: training ended before it finished"]
-    assert (ends["disabled"], ends["steps"], ends["limit_w"]) == (False, 25, HIGHEST_W)
-
-    assert limits_w(daemon, 4) == [HIGHEST_W] * 4
-
-
-def test_two_nodes(daemon: RunningDaemon, tmp_path: Path) -> None:
-    port = free_port()
-    options = ["--nnodes", "2", "--nproc_per_node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "1"]
-    options += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
-    command = with_torch("-m", "torch.distributed.run", *options, JOB, tmp_path, "agree")
-    with running_daemon("--simulate", "v100-pcie", gpus=1) as other:
-        ended(run(command, daemon), run(command, other))
-        assert_agreed(tmp_path, 2)
-        mine, others = limits_set(daemon, 1)[0], limits_set(other, 1)[0]
-        assert others == mine[-len(others) :]
-        assert limits_w(daemon, 4) + limits_w(other, 1) == [HIGHEST_W] * 5
 
 
 def test_a_process_that_is_killed_leaves_no_limit_behind(
@@ -219,33 +186,3 @@ def test_ranks_that_continue_without_the_others_give_up(
     (reason,) = given_up([last])
     assert reason.startswith("the store of torch.distributed does not answer")
     assert limits_w(daemon, 4) == [HIGHEST_W] * 4
-
-
-def test_one_process_with_two_gpus(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(Client(daemon.socket))
-        stack.enter_context(_node.use(client))
-        monitor = ZeusMonitor(gpu_indices=[0, 1], cpu_indices=[])
-        uuids = [monitor.gpus[index].uuid for index in (0, 1)]
-        devices = client.node().simulated
-        assert devices is not None
-        work = stack.enter_context(SimulatedWork(devices, uuids, "model/compute"))
-        optimizer = GlobalPowerLimitOptimizer(
-            monitor, Energy(), warmup_steps=2, profile_steps=8, pl_step=50, search="exhaustive"
-        )
-        pieces: list[dict[str, float]] = []
-        optimizer.on_metrics = pieces.append
-        with optimizer:
-            for _ in optimizer.steps(range(200)):
-                work.run(0.3)
-                if isinstance(optimizer.state, Done):
-                    break
-            assert isinstance(optimizer.state, Done)
-            limit = optimizer.state.optimal_power_limit / 1000
-            assert limit < HIGHEST_W
-            assert limits_w(daemon, 2) == [limit] * 2
-        # More than one could draw; on a busy machine less than twice that, as both wait.
-        low = next(one for one in optimizer.measurements if one.power_limit == 100)
-        assert 110 < low.energy / low.time < 220
-        assert limits_w(daemon, 2) == [HIGHEST_W] * 2
