@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from zeus.optimizer.power_limit.adaptive import Adaptive, Choice
+from tests.zeus.power_limit.searched_job import LIMITS, STEPS, WARMUP, Job, adaptive, search
 from zeus.optimizer.power_limit.estimates import (
-    Curve,
     Estimates,
     LimitEstimate,
     SettingSample,
     step_noise,
 )
+from zeus.optimizer.power_limit.planner import costs_of
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
-from zeus.optimizer.power_limit.search import Exhaustive, LimitTrial, Search, expected_steps
+from zeus.optimizer.power_limit.search import Exhaustive, Search, expected_steps
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,
@@ -27,109 +26,23 @@ from zeus.optimizer.power_limit.selectors import (
     best,
 )
 
-LIMITS = [300_000, 275_000, 250_000, 225_000, 200_000, 175_000, 150_000, 125_000, 100_000]
 
-
-class Job:
-    """A job that draws 260 W, or what is given, unless it is capped; its steps vary."""
-
-    def __init__(
-        self, seed: int, noise: float = 0.02, unit_s: float = 0.3, draws_w: float = 260.0
-    ) -> None:
-        self.random = random.Random(seed)
-        self.noise = noise
-        self.unit_s = unit_s
-        self.draws_w = draws_w
-        self.position = 0
-        self.slower = 1.0
-
-    def time_s(self, limit_mw: int) -> float:
-        below = max(0.0, math.log(1000 * self.draws_w / limit_mw))
-        return self.unit_s * self.slower * math.exp(0.25 * below + 0.8 * below**2)
-
-    def power_w(self, limit_mw: int) -> float:
-        return min(self.draws_w, 0.97 * limit_mw / 1000)
-
-    def energy_j(self, limit_mw: int) -> float:
-        return self.time_s(limit_mw) * self.power_w(limit_mw)
-
-    def run(self, limit_mw: int, steps: int) -> SettingSample:
-        seconds = sum(
-            self.time_s(limit_mw) * math.exp(self.random.gauss(0, self.noise)) for _ in range(steps)
-        )
-        self.position += steps
-        joules = seconds * self.power_w(limit_mw)
-        return SettingSample(limit_mw, steps, joules, seconds, 0.5, self.position - steps / 2)
-
-    def curve(self) -> Curve:
-        return [self.time_s(one) for one in LIMITS], [self.energy_j(one) for one in LIMITS]
-
-
-def costs(selector: OptimumSelector, limits: list[int], curve: Curve) -> list[float] | None:
-    return selector.costs(
-        [
-            PowerLimitMeasurement(power_limit=limit / 1000, energy=joules, time=seconds)
-            for limit, joules, seconds in zip(limits, *reversed(curve), strict=True)
-        ]
-    )
-
-
-def choice(selector: OptimumSelector, steps: int = 40) -> Choice:
-    return lambda estimates, cautious: best(selector, estimates, steps, cautious=cautious)
-
-
-def adaptive(selector: OptimumSelector) -> Adaptive:
-    return Adaptive(
-        LIMITS, 10, 40, lambda curve: costs(selector, LIMITS, curve), choice(selector), gpus=1
-    )
-
-
-def search(searching: Search, job: Job, late: int = 0) -> list[int]:
-    """Runs a search to its end; samples come `late` pieces after they were run. Returns the limits
-    in the order they were held.
-    """
-    held: list[int] = []
-    waiting: list[SettingSample] = []
-    current = 0
-
-    def next_trial() -> LimitTrial | None:
-        return searching.next(current, job.position, outstanding(waiting))
-
-    trial = searching.next(current, 0, {})
-    while trial is not None or waiting:
-        assert job.position < 2000, "the search does not end"
-        if trial is None:
-            searching.add(waiting.pop(0))
-        else:
-            if trial.power_limit_mw != current:
-                held.append(trial.power_limit_mw)
-                job.run(trial.power_limit_mw, max(1, trial.warmup_steps))
-            current = trial.power_limit_mw
-            waiting.append(job.run(current, trial.steps))
-            if len(waiting) > late:
-                searching.add(waiting.pop(0))
-        trial = next_trial()
-    return held
-
-
-def outstanding(waiting: list[SettingSample]) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for one in waiting:
-        found[one.power_limit_mw] += one.steps
-    return found
-
-
-def regret(searching: Search, job: Job, selector: OptimumSelector) -> float:
+def chosen(searching: Search, selector: OptimumSelector) -> int:
+    """The limit that a selector names of the estimates, mW."""
     rows = [
         PowerLimitMeasurement(
             power_limit=one.power_limit_mw / 1000, energy=one.energy_j, time=one.time_s
         )
         for one in searching.estimates()
     ]
-    chosen = LIMITS.index(round(selector.select(rows) * 1000))
-    true = costs(selector, LIMITS, job.curve())
+    return round(selector.select(rows) * 1000)
+
+
+def regret(searching: Search, job: Job, selector: OptimumSelector) -> float:
+    curve = [job.time_s(one) for one in LIMITS], [job.energy_j(one) for one in LIMITS]
+    true = costs_of(selector, LIMITS, curve)
     assert true is not None
-    return true[chosen] / min(true) - 1
+    return true[LIMITS.index(chosen(searching, selector))] / min(true) - 1
 
 
 # -------------------------------------------------------------------------------------- estimates
@@ -174,7 +87,7 @@ def test_the_spread_of_steps_is_learned_from_pieces() -> None:
 
 def test_the_exhaustive_search_measures_every_limit_from_the_highest_down() -> None:
     job = Job(0)
-    searching = Exhaustive(LIMITS, 10, 40)
+    searching = Exhaustive(LIMITS, WARMUP, STEPS)
     assert search(searching, job, late=1) == LIMITS
     assert job.position == expected_steps("exhaustive", 9, 10, 40) == 450
     assert [one.steps for one in searching.estimates()] == [40] * 9
@@ -183,7 +96,7 @@ def test_the_exhaustive_search_measures_every_limit_from_the_highest_down() -> N
 def test_what_was_measured_briefly_is_known_less() -> None:
     """Its errors are of the steps' spread and the sensor, in time and energy alike."""
     job = Job(1, noise=0.02)
-    searching = Exhaustive(LIMITS, 10, 40)
+    searching = Exhaustive(LIMITS, WARMUP, STEPS)
     for _ in range(8):
         searching.add(job.run(300_000, 5))
     searching.add(job.run(200_000, 4))
@@ -194,7 +107,7 @@ def test_what_was_measured_briefly_is_known_less() -> None:
 
 
 def test_after_an_interruption_only_the_missing_steps_are_measured() -> None:
-    job, searching = Job(0), Exhaustive(LIMITS, 10, 40)
+    job, searching = Job(0), Exhaustive(LIMITS, WARMUP, STEPS)
     searching.add(job.run(300_000, 15))
     trial = searching.next(0, 0, {})
     assert trial is not None
@@ -228,16 +141,10 @@ def test_a_constraint_is_kept_within_what_can_be_known() -> None:
         job = Job(seed)
         searching = adaptive(MaxSlowdownConstraint(1.1))
         search(searching, job)
-        rows = [
-            PowerLimitMeasurement(
-                power_limit=one.power_limit_mw / 1000, energy=one.energy_j, time=one.time_s
-            )
-            for one in searching.estimates()
-        ]
-        chosen = round(MaxSlowdownConstraint(1.1).select(rows) * 1000)
-        slowdown = job.time_s(chosen) / job.time_s(LIMITS[0])
+        limit = chosen(searching, MaxSlowdownConstraint(1.1))
+        slowdown = job.time_s(limit) / job.time_s(LIMITS[0])
         assert slowdown < 1.1 * 1.02, f"seed {seed}"
-        lower = [one for one in LIMITS if one < chosen]
+        lower = [one for one in LIMITS if one < limit]
         assert job.time_s(lower[0]) / job.time_s(LIMITS[0]) > 1.1 * 0.96, f"seed {seed}"
 
 
@@ -308,8 +215,8 @@ def test_a_job_that_the_lowest_limit_slows_is_searched_even_if_it_draws_less() -
     job = _Bursts(0, noise=0.01, draws_w=90.0)
     searching = adaptive(Energy())
     search(searching, job)
-    chosen = choice(Energy())(searching.estimates(), True)
-    assert chosen.power_limit_mw == LIMITS[-1]
+    limit = best(Energy(), searching.estimates(), STEPS, cautious=True).power_limit_mw
+    assert limit == LIMITS[-1]
     assert not searching.reason
 
 
@@ -350,25 +257,23 @@ def test_the_same_samples_lead_to_the_same_search() -> None:
     assert search(adaptive(ZeusCost(0.5)), Job(4)) == search(adaptive(ZeusCost(0.5)), Job(4))
 
 
+class WithoutCosts(ZeusCost):
+    """As a user's that has none."""
+
+    def costs(self, measurements: object) -> None:
+        return None
+
+
 def test_a_selector_without_costs_has_every_limit_measured_until_it_is_known() -> None:
     job = Job(0, noise=0.002)
-    searching = Adaptive(LIMITS, 10, 40, lambda curve: None, choice(ZeusCost(0.5)), gpus=1)
-    held = search(searching, job)
+    held = search(adaptive(WithoutCosts(0.5)), job)
     assert set(held) == set(LIMITS)
     assert job.position < 450
 
 
 def test_a_limit_that_is_left_out_is_never_tried_nor_estimated() -> None:
     job = Job(0)
-    limits = list(LIMITS)
-    searching = Adaptive(
-        limits,
-        10,
-        40,
-        lambda curve: costs(ZeusCost(0.5), searching.limits_mw, curve),
-        choice(ZeusCost(0.5)),
-        gpus=1,
-    )
+    searching = adaptive(ZeusCost(0.5))
     searching.without(200_000)
     assert 200_000 not in search(searching, job)
     assert 200_000 not in [one.power_limit_mw for one in searching.estimates()]
@@ -401,9 +306,7 @@ def test_any_job_ends_in_time_and_is_measured_at_its_highest_limit(seed: int) ->
     noise = randomness.choice([0.0, 0.02, 0.3])
     job = Job(seed, noise, unit_s=10 ** randomness.uniform(-4, 1))
     selector = randomness.choice([ZeusCost(0.0), ZeusCost(1.0), MaxSlowdownConstraint(1.2)])
-    searching = Adaptive(
-        limits, warmup, profile, lambda curve: costs(selector, limits, curve), choice(selector), 1
-    )
+    searching = adaptive(selector, limits, warmup, profile)
     held = search(searching, job, late=randomness.randint(0, 3))
     assert held[0] == limits[0]
     most = 2 * expected_steps("adaptive", count, warmup, profile)
