@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from zeus_common.units import SECOND_NS
-from zeusd.energy.columns import GRAINS, SPARE, PackedColumn, Ring, size_of, tiers_size
+from zeusd.energy.columns import SPARE, PackedColumn, Ring, size_of, tiers_size
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, TICK_ROWS, History, Slow
 from zeusd.energy.limited import TimeLimited
@@ -53,34 +53,24 @@ def test_rows_are_found_and_read_wherever_the_ring_begins_again() -> None:
 def test_memory_is_bounded_and_the_old_is_kept_at_coarser_grain() -> None:
     block = memory()
     history = History(block)
-    fill(history, 0, 3 * TICK_ROWS)  # 20 minutes
+    fill(history, 0, 2 * TICK_ROWS)  # 13 minutes
     limited = tiers_size(TimeLimited.COLUMNS)
     assert len(block) == SIZE < 1_400_000 + limited
     assert limited < 610_000
     assert history.ticks.end - history.ticks.start == TICK_ROWS - SPARE
     seconds = history.tiers[0]
-    assert seconds.end == 3 * TICK_ROWS * TICK // SECOND_NS
+    assert seconds.end == 2 * TICK_ROWS * TICK // SECOND_NS
     assert history.begins_ns == SECOND_NS
     assert history.coarse(2 * SECOND_NS) is seconds
-
-
-def test_a_day_and_more_is_remembered() -> None:
-    history = History(memory())
-    day = 86_400
-    fill(history, 0, 2 * day, SECOND_NS)
-    assert history.begins_ns == SECOND_NS
-    grain_ns, rows = GRAINS[1]
-    assert rows * grain_ns >= 24 * 3600 * SECOND_NS
-    ring = history.coarse(3600 * SECOND_NS)
-    assert ring is history.tiers[1]
 
 
 def test_the_energy_of_a_week_is_known() -> None:
     history = History(memory())
     fill(history, 0, 7 * 8640, 10 * SECOND_NS)
     begin_ns, end_ns = 3600 * SECOND_NS, history.ends_ns
-    assert history.begins_ns is not None
-    assert history.begins_ns < begin_ns
+    assert history.begins_ns == SECOND_NS
+    assert history.coarse(end_ns - 48 * 3600 * SECOND_NS) is history.tiers[1]
+    assert history.coarse(begin_ns) is history.tiers[2]
     energy = EnergyCurve(history, None, 300_000).window(begin_ns, end_ns, False)
     true_uj = (end_ns - begin_ns) // 10_000
     assert abs(energy.energy_uj - true_uj) <= energy.uncertainty_uj < 0.01 * true_uj
