@@ -111,7 +111,6 @@ def test_a_refusal_names_what_would_help() -> None:
 def test_a_gpu_may_be_named_by_index_or_product() -> None:
     for pattern in ("0", "Test*", GPU0[:6] + "*"):
         world = World(access=Access(rules=(AllowRule(everyone=True, gpus=(pattern,)),)))
-        world.connect(1)
         assert world.code(1, "set", control="power_limit", value=[200_000]) == "ok"
 
 
@@ -135,7 +134,6 @@ def test_only_computing_users_may_lease_a_gpu_if_the_site_requires_it() -> None:
         require_compute_process=True,
     )
     world = World(access=access)
-    world.connect(1, uid=1000)
     world.connect(2, uid=1001, groups=frozenset({ADMINS}))
     assert world.code(1, "set", control="power_limit", value=[200_000]) == "permission_denied"
     assert world.code(1, "acquire", controls=["power_limit"]) == "permission_denied"
@@ -190,7 +188,6 @@ def test_only_holder_and_administrator_end_a_lease() -> None:
 def test_writes_of_one_user_are_bounded_and_others_do_not_notice() -> None:
     access = Access(rules=(AllowRule(everyone=True),), writes_per_second=10)
     world = World(limits_mw=(300_000, 300_000), access=access)
-    world.connect(1, uid=1000)
     world.connect(2, pid=1, uid=1000)
     world.connect(3, uid=1001)
     codes = [
@@ -239,7 +236,6 @@ def test_a_user_whose_processes_lose_leases_and_never_look_gets_no_more() -> Non
         world.connect(conn, uid=1000)
         assert world.set_power(conn, 200) == {}
         world.advance(20)  # it sleeps
-    world.connect(4, uid=1000)
     error = world.set_power(4, 200)["error"]
     assert error["code"] == "overloaded"
     assert "the loss of 3 leases" in error["message"]
@@ -253,7 +249,6 @@ def test_a_user_whose_processes_lose_leases_and_never_look_gets_no_more() -> Non
 @pytest.mark.parametrize("op", ["acquire", "release"])
 def test_acquires_and_releases_of_one_user_are_bounded_as_sets_are(op: str) -> None:
     world = limited(writes_per_second=5)
-    world.connect(1, uid=1000)
     world.connect(2, uid=1001)
     arguments = {"gpus": [GPU0], "controls": ["gpu_clocks"]}
     answers = [world.call(1, op, **arguments) for _ in range(20)]

@@ -352,9 +352,11 @@ def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:
     world.lock_clocks(ALICE, 400, 500)
     world.call(ALICE, "release")
     assert world.values[CLOCKS] == (300, 900)
+    world.reload(SitePolicy())
+    assert world.values[CLOCKS] == (), "the site wants none any more"
 
 
-@pytest.mark.parametrize("by", ["a lease that set nothing", "a reset that failed"])
+@pytest.mark.parametrize("by", ["a lease that set nothing", "a reset that failed", "a full disk"])
 def test_clocks_that_a_reload_enforces_are_written_as_soon_as_nothing_is_in_the_way(
     by: str,
 ) -> None:
@@ -368,18 +370,18 @@ def test_clocks_that_a_reload_enforces_are_written_as_soon_as_nothing_is_in_the_
         world.faults.clear()
         world.hold = False
         world.run_held()
+    elif by == "a full disk":
+        world.journal_broken = True
+        world.reload(LOCKING)
+        assert world.values[CLOCKS] == ()
+        world.journal_broken = False
+        world.advance(30)
     else:
         world.call(ALICE, "acquire", gpus=[GPU0], controls=["gpu_clocks"])
         world.reload(LOCKING)
         assert world.values[CLOCKS] == ()
         world.call(ALICE, "release")
     assert world.values[CLOCKS] == (300, 1200)
-
-
-def test_clocks_that_the_site_wants_no_more_are_unlocked() -> None:
-    world = staffed(LOCKING)
-    world.reload(SitePolicy())
-    assert world.values[CLOCKS] == ()
 
 
 def test_clocks_that_the_site_wants_no_more_are_unlocked_after_a_lease_that_set_nothing() -> None:
@@ -408,16 +410,6 @@ def test_enforced_clocks_that_could_not_be_written_again_are_not_forgotten(troub
     world.reload(SitePolicy())
     world.advance(30)
     assert world.values[CLOCKS] == ()
-
-
-def test_enforced_clocks_are_written_when_the_journal_can_be() -> None:
-    world = staffed()
-    world.journal_broken = True
-    world.reload(LOCKING)
-    assert world.values[CLOCKS] == ()
-    world.journal_broken = False
-    world.advance(30)
-    assert world.values[CLOCKS] == (300, 1200)
 
 
 def test_a_device_that_cannot_go_as_low_is_not_written_again_and_again() -> None:

@@ -459,7 +459,6 @@ def test_a_stop_tries_at_once_what_failed_before(world: World) -> None:
 def test_a_late_list_of_computing_users_does_not_delay_a_stop() -> None:
     world = World(access=Access(rules=(AllowRule(everyone=True),), require_compute_process=True))
     world.compute_uids = frozenset({1000})
-    world.connect(1, uid=1000)
     world.hold = True
     world.ask_power(1, 150)
     world.apply(world.core.stop(world.now_ns))
