@@ -148,6 +148,27 @@ def test_a_counter_that_appears_between_two_ticks_is_continued(phase: float) -> 
     assert last.counted_uj - first.counted_uj == pytest.approx(drawn_uj, abs=0.2 * 16_600_000)
 
 
+def test_energy_that_nobody_waits_for_is_the_same_when_it_is_computed_later() -> None:
+    chance = random.Random(seeds.fresh())
+    awaited, deferred = channel_of(5, "Tesla V100"), channel_of(5, "Tesla V100")
+    t_ns, tick, counter_mj, power_mw, ticks = 0, 0, 1_000, 60_000, 0
+    while t_ns < 20_000 * MS:
+        t_ns = max(awaited.next_read_ns, t_ns + MS // 10)
+        while tick < t_ns // (20 * MS):
+            tick, counter_mj = tick + 1, counter_mj + power_mw // 50
+            power_mw = chance.choice([power_mw, chance.randrange(60_000, 300_000)])
+        sensors = reading(t_ns, counter_mj, power_mw)
+        ticks += awaited.observe(sensors) is not None
+        deferred.observe(sensors, awaited=chance.random() < 0.01)
+        assert deferred.next_read_ns == awaited.next_read_ns
+    assert ticks > 800
+    for _ in range(50):
+        begin_ns = chance.randrange(1_000 * MS, 19_000 * MS)
+        window = begin_ns, begin_ns + chance.randrange(900 * MS), False
+        assert deferred.curve.window(*window) == awaited.curve.window(*window)
+    assert deferred.history.last() == awaited.history.last()
+
+
 def test_energy_from_power_is_less_certain_by_the_resolution_of_power() -> None:
     stated_uj = []
     for counts in (True, False):
