@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from zeus_common.units import MS
 from zeusd.energy.probed.series import ReadingSeries
-
-MS = 1_000_000
 
 
 def polls(

@@ -8,13 +8,12 @@ from itertools import accumulate, pairwise
 import pytest
 
 from tests.seeds import fresh
-from zeus_common.units import SECOND_NS
+from zeus_common.units import MS, SECOND_NS
 from zeus_ipc.limited import REASONS
 from zeusd.energy.columns import tiers_size
 from zeusd.energy.limited import NOT_COUNTED, TimeLimited
 
 START_NS = 1_000 * SECOND_NS
-MS = 1_000_000
 
 
 def history() -> TimeLimited:

@@ -14,8 +14,6 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MS = 1_000_000
-
 WAITING, OUTSIDE = "", "-"
 """Kinds of time that belong to no instruction: between two of an iteration, between iterations."""
 

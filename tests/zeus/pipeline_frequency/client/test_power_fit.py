@@ -15,8 +15,8 @@ from zeus.optimizer.pipeline_frequency.power_fit import (
     fit,
     mixtures,
 )
+from zeus_common.units import MS
 
-MS = 1_000_000
 POWERS = {"forward": 300.0, "backward": 420.0, WAITING: 84.0, OUTSIDE: 150.0}
 
 
