@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.zeusctl.probe.synthetic import MS, boxcar, polls, read, ticks
+from tests.zeusctl.probe.synthetic import boxcar, polls, read, ticks
+from zeus_common.units import MS
 from zeusd.energy.probed.counter import compare_energy, find_resolution, window_errors
 from zeusd.energy.probed.period import find_period
 from zeusd.energy.probed.sensor import summarize
