@@ -178,11 +178,10 @@ class Stretch:
         self._ascending = [-r for r in ratios]
         self._seen: list[float | None] = [None] * len(ratios)
         self._seen[0] = 1.0
-        self.known = [level == 0 for level in range(len(ratios))]
-        """Whether this level was compared with another."""
-        self._weight = [0.0] * len(ratios)
-        self.values = [1.0 / r for r in ratios]
+        self._weight: dict[int, float] = {}
+        self.values = [1.0] * len(ratios)
         """Stretch by level; without a measurement, the largest possible value."""
+        self._refresh()
 
     def at(self, r: float) -> float:
         """Interpolates between the levels, because an effective clock need not be an offered
@@ -223,6 +222,7 @@ class Stretch:
         ratios, seen, values = self._ratios, self._seen, self.values
         last = 1.0
         self.known = [value is not None for value in seen]
+        """Whether each level was compared with another."""
         for level, value in enumerate(seen):  # grows by level, at most as the clocks
             if level:
                 bound = values[level - 1] * ratios[level - 1] / ratios[level]

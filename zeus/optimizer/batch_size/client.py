@@ -288,10 +288,8 @@ class BatchSizeOptimizer(OfProcess, Callback):
 
     def _new_trial(self, trials: Trials, wait_s: float) -> NewTrial:
         """Returns a trial of this run: a new one, or the one it had before it was stopped."""
-        for number in itertools.count(1):
-            key = uuid.uuid4().hex
-            if self._run_id is not None:
-                key = self._run_id if number == 1 else f"{self._run_id}#{number}"
+        for number in itertools.count():
+            key = f"{self._run_id or uuid.uuid4().hex}#{number}"
             trial = patiently(functools.partial(self._ask_for_trial, trials, key), wait_s)
             if trial.reason is None:  # the ended one was another run with this name
                 return trial
