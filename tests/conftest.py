@@ -59,7 +59,6 @@ WAITING = (
     "tests/zeus/pipeline_frequency/client/test_optimizer.py",
     "tests/zeus/pipeline_frequency/server/test_drift.py",
     "tests/system/test_serve.py",
-    "tests/zeus/serving/test_clock_fleet.py",
     "tests/zeus/serving/test_whole_path.py",
     "tests/system/test_shared_gpu.py",
     "tests/examples/test_serving.py",

@@ -45,7 +45,7 @@ PYTHON = {
     "docs/explain/measuring.md": ("tests.docs.pages.test_measuring",),
     "docs/integrate/own_scheduler.md": ("tests.docs.pages.test_extending",),
     "docs/integrate/own_selector.md": ("tests.docs.pages.test_extending",),
-    "docs/serve/clocks.md": ("tests.zeus.serving.test_clock_docs",),
+    "docs/serve/clocks.md": ("tests.zeus.serving.test_clock_control",),
     "docs/train/batch_size_optimizer.md": ("tests.docs.pages.test_batch_size",),
     "docs/train/distributed.md": ("tests.docs.pages.test_extending",),
     "docs/train/metrics.md": ("tests.docs.pages.test_measuring",),

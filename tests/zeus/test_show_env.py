@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from zeusd.devices.nvml import backend as real
 from zeusd.devices.simulated import SimulatedBackend
 
 Shown = dict[str, dict[str, str]]
+Show = Callable[..., Shown]
 NvmlBackend = real.NvmlBackend
 
 
@@ -47,22 +48,16 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Shower:
-    return Shower(capsys)
-
-
-class Shower:
-    """The output, by section and name."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, surprising: bool = False) -> Shown:
+def show(capsys: pytest.CaptureFixture[str]) -> Show:
+    def show(surprising: bool = False) -> Shown:
+        """The output, by section and name."""
         assert show_env.main([]) == 0
-        text, errors = self._capsys.readouterr()
+        text, errors = capsys.readouterr()
         assert errors == ""
         assert ("please report" in text) is surprising, text
         return sections(text)
+
+    return show
 
 
 def sections(text: str) -> Shown:
@@ -79,7 +74,7 @@ def sections(text: str) -> Shown:
 
 
 def test_a_daemon_and_its_gpus_are_shown(
-    daemon: RunningDaemon, show: Shower, monkeypatch: pytest.MonkeyPatch
+    daemon: RunningDaemon, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SOCKET_ENV, daemon.socket)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
@@ -113,7 +108,7 @@ def test_a_daemon_and_its_gpus_are_shown(
 
 @pytest.mark.parametrize("kind", ["missing", "left behind", "silent", "something else"])
 def test_a_daemon_that_cannot_be_used_is_a_line_that_says_what_to_do(
-    tmp_path: Path, show: Shower, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, show: Show, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(show_env, "TIMEOUT_S", 0.1)
     path = tmp_path / "z.sock"
@@ -157,7 +152,7 @@ def _talk(server: socket.socket) -> None:
 
 
 def test_what_one_check_cannot_find_out_is_its_line_and_the_rest_is_shown(
-    daemon: RunningDaemon, show: Shower, monkeypatch: pytest.MonkeyPatch
+    daemon: RunningDaemon, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from zeus_ipc import Client
     from zeus_ipc.errors import RequestRejected
@@ -176,9 +171,7 @@ def test_what_one_check_cannot_find_out_is_its_line_and_the_rest_is_shown(
 # ------------------------------------------------------------------------------------------- GPUs
 
 
-def test_without_a_daemon_the_driver_is_asked(
-    show: Shower, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_daemon_the_driver_is_asked(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = SimulatedBackend("3xv100-pcie")
     monkeypatch.setattr(real, "NvmlBackend", lambda: nvml)
     nvml.lose(1)
@@ -191,13 +184,13 @@ def test_without_a_daemon_the_driver_is_asked(
     assert nvml._initialised == 0  # it was released
 
 
-def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
+def test_without_a_driver_there_is_a_line_that_says_so(show: Show) -> None:
     said = show()["GPUs"]["GPU"]
     assert "cannot load /nowhere/libnvidia-ml.so.1" in said
     assert "install or load the NVIDIA driver" in said
 
 
-def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_delays_nobody(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(show_env, "DRIVER_TIMEOUT_S", 0.05)
     monkeypatch.setattr(show_env, "_look", lambda *_: go_on.wait(TIMEOUT_S))
@@ -206,7 +199,7 @@ def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.Mon
 
 
 def test_gpus_that_cannot_be_distinguished_are_reported(
-    show: Shower, monkeypatch: pytest.MonkeyPatch
+    show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(real, "NvmlBackend", lambda: SimulatedBackend("a40,v100-pcie"))
     shown = show()["GPUs"]
@@ -226,7 +219,7 @@ def test_gpus_that_cannot_be_distinguished_are_reported(
 
 
 def test_counters_of_powercap_are_listed_with_whether_they_can_be_read(
-    tmp_path: Path, show: Shower, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "modprobe intel_rapl_msr" in show()["CPUs and memory"]["RAPL"]
     root = tmp_path / "powercap"
@@ -268,7 +261,7 @@ def test_counters_of_powercap_are_listed_with_whether_they_can_be_read(
     ],
 )
 def test_the_capability_is_what_is_effective(
-    tmp_path: Path, show: Shower, monkeypatch: pytest.MonkeyPatch, bits: str, said: str
+    tmp_path: Path, show: Show, monkeypatch: pytest.MonkeyPatch, bits: str, said: str
 ) -> None:
     status = tmp_path / "self" / "status"
     status.parent.mkdir()
@@ -285,7 +278,7 @@ def test_the_capability_is_what_is_effective(
 # ----------------------------------------------------------------------------------- the command
 
 
-def test_packages_are_those_installed(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_those_installed(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = show()["Packages"]
     assert shown["pyzmq"] == metadata.version("pyzmq")
     assert shown["nvidia-ml-py"] == metadata.version("nvidia-ml-py")
@@ -307,7 +300,7 @@ def test_packages_are_those_installed(show: Shower, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unexpected_failure_is_one_line_and_the_rest_is_shown(
-    show: Shower, monkeypatch: pytest.MonkeyPatch
+    show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("no idea")

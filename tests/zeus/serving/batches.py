@@ -56,3 +56,29 @@ class TakesBatches:
 
     def flush(self) -> None:
         """As `Recorder.flush`."""
+
+
+class Recorded(TakesBatches):
+    """Records what an engine sends."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
+        """Ids, whether they are prefill, tokens, and contexts."""
+        self.instants: list[tuple[int, int]] = []
+        self.finished: list[str] = []
+        self.arrivals: dict[str, int] = {}
+        """Lengths of prompts."""
+
+    def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
+        """As `Recorder.step`."""
+        assert begin_ns <= end_ns
+        self.instants.append((begin_ns, end_ns))
+        self.steps.append((list(ids), list(prefill), list(tokens), list(context)))
+
+    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
+        """As `Recorder.arrived`."""
+        self.arrivals[request] = prompt
+
+    def finish(self, request: str, tenant: str = "") -> None:
+        """As `Recorder.finish`."""
+        self.finished.append(request)

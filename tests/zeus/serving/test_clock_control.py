@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests import snippets
 from tests.support import (
     TIMEOUT_S,
     RunningDaemon,
@@ -88,6 +89,11 @@ def engine(daemon: RunningDaemon) -> Iterator[EngineProcess]:
     wait_for(lambda: restored(daemon), "the clocks to be unlocked")
 
 
+def gpus(daemon: RunningDaemon) -> list[str]:
+    with daemon.client() as client:
+        return [gpu.uuid for gpu in client.node().gpus]
+
+
 def locked(daemon: RunningDaemon) -> list[list[int] | None]:
     with daemon.client() as client:
         states = client.state([gpu.uuid for gpu in client.node().gpus]).values()
@@ -113,26 +119,20 @@ def test_a_killed_engine(daemon: RunningDaemon, engine: EngineProcess) -> None:
     wait_for(lambda: restored(daemon), "the clocks to be unlocked")
 
 
-def test_a_stopped_engine_and_its_return(daemon: RunningDaemon, engine: EngineProcess) -> None:
+def test_an_engine_that_hangs_falls_silent_and_ends(
+    daemon: RunningDaemon, engine: EngineProcess
+) -> None:
     wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
     engine.process.send_signal(signal.SIGSTOP)
     wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked")
     engine.process.send_signal(signal.SIGCONT)
     wait_for(lambda: lowered(daemon), "lower clocks again")
-
-
-def test_statistics_that_stop(daemon: RunningDaemon, engine: EngineProcess) -> None:
-    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
     engine.say("stop")
     wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked")
     with daemon.client() as client:
         assert len(client.leases()) == 2, "the lease is kept"
     engine.say("go")
     wait_for(lambda: lowered(daemon), "lower clocks again")
-
-
-def test_an_engine_that_ends(daemon: RunningDaemon, engine: EngineProcess) -> None:
-    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
     engine.say("quit")
     assert engine.process.wait(TIMEOUT_S) == 0
     assert restored(daemon)
@@ -173,8 +173,7 @@ def test_zeusd_that_hangs_or_dies_stops_no_engine() -> None:
 
 def test_clocks_that_another_process_holds_are_not_touched(daemon: RunningDaemon) -> None:
     with daemon.client() as other:
-        gpus = [gpu.uuid for gpu in other.node().gpus]
-        other.set_gpu_clocks(gpus[1], 600, 900)
+        other.set_gpu_clocks(gpus(daemon)[1], 600, 900)
         engine = EngineProcess(daemon)
         try:
             engine.serves()
@@ -186,9 +185,7 @@ def test_clocks_that_another_process_holds_are_not_touched(daemon: RunningDaemon
 
 
 def test_another_tenant_is_refused(daemon: RunningDaemon) -> None:
-    with daemon.client() as client:
-        gpus = [gpu.uuid for gpu in client.node().gpus]
-    control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)
+    control = ClockControl(gpus(daemon), 0.5, 0.025, path=daemon.socket)
     try:
         wait_for(lambda: control.status().working, "the control to work")
         control.refuse("another process used the GPU")
@@ -234,14 +231,12 @@ def test_a_tenant_that_zeusd_lists_is_refused(
 ) -> None:
     others: list[tuple[int | None, str | None, bool]] = []
 
-    def processes(client: Client, gpus: Sequence[str]) -> dict[str, GpuProcesses]:
-        return {gpu: _listed((5, None, True), *others) for gpu in gpus}
+    def processes(client: Client, asked: Sequence[str]) -> dict[str, GpuProcesses]:
+        return {gpu: _listed((5, None, True), *others) for gpu in asked}
 
     monkeypatch.setattr(Client, "processes", processes)
     monkeypatch.setattr(gpus_module, "EVERY_S", 0.0)
-    with daemon.client() as client:
-        gpus = [gpu.uuid for gpu in client.node().gpus]
-    control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)
+    control = ClockControl(gpus(daemon), 0.5, 0.025, path=daemon.socket)
     try:
         wait_for(lambda: control.status().working, "the control to work")
         others.append((7, None, True))
@@ -279,10 +274,10 @@ def test_a_control_thread_that_hangs_loses_the_lease(tmp_path: Path) -> None:
         running_daemon("--simulate", "2xv100-pcie", *strict, gpus=2) as daemon,
         daemon.client() as client,  # one for all: a new connection is a heartbeat, too
     ):
-        gpus = [gpu.uuid for gpu in client.node().gpus]
+        both = gpus(daemon)
 
         def clocks() -> list[list[int] | None]:
-            return [state.locked_gpu_clocks_mhz for state in client.state(gpus).values()]
+            return [state.locked_gpu_clocks_mhz for state in client.state(both).values()]
 
         runs = threading.Event()
         runs.set()
@@ -292,7 +287,7 @@ def test_a_control_thread_that_hangs_loses_the_lease(tmp_path: Path) -> None:
                 assert runs.wait(TIMEOUT_S)
                 return super().idle(now_s)
 
-        control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket, policy=Hangs)
+        control = ClockControl(both, 0.5, 0.025, path=daemon.socket, policy=Hangs)
 
         def serve() -> bool:
             begin = time.monotonic()
@@ -320,7 +315,7 @@ class States:
     def __init__(self, mhz: int | None, reasons: int | None) -> None:
         self._mhz, self._reasons = mhz, reasons
 
-    def state(self, gpus: list[str]) -> dict[str, GpuState]:
+    def state(self, asked: list[str]) -> dict[str, GpuState]:
         fields = GpuState.model_fields.items()
         absent = {name: None for name, field in fields if field.is_required()}
         state = {
@@ -330,18 +325,24 @@ class States:
             "gpu_clock_mhz": self._mhz,
             "throttle_reasons": self._reasons,
         }
-        return {gpu: GpuState.model_validate(state) for gpu in gpus}
+        return {gpu: GpuState.model_validate(state) for gpu in asked}
 
 
-def test_the_effective_clock(daemon: RunningDaemon) -> None:
-    with daemon.client() as client:
-        gpu = client.node().gpus[0].uuid
+def test_a_policy_hears_of_requests_and_of_the_effective_clock(daemon: RunningDaemon) -> None:
+    gpu = gpus(daemon)[0]
     seen_mhz, stepped_s = [math.nan], [-math.inf]
+    heard: list[object] = []
 
     class Seen(ClockPolicy):
         def step(self, step: Step, queue: Queue) -> int:
             seen_mhz[0], stepped_s[0] = step.clock_mhz, time.monotonic()
             return super().step(step, queue)
+
+        def seen(self, ttft_s: float, tpot_s: float) -> None:
+            heard.append((ttft_s, tpot_s))
+
+        def drained(self) -> None:
+            heard.append("drained")
 
     control = ClockControl([gpu], 0.5, 0.025, path=daemon.socket, ttl_s=60.0, policy=Seen)
     capped = States(1000, 0)
@@ -364,6 +365,10 @@ def test_the_effective_clock(daemon: RunningDaemon) -> None:
 
     try:
         wait_for(lambda: control.status().working, "the control to work")
+        control.seen(0.1, 0.02)
+        control.drained()
+        assert heard == [(0.1, 0.02), "drained"]
+        assert (control.status().seen_ttft_s, control.status().seen_tpot_s) == (0.1, 0.02)
         for states in others:
             becomes(capped, 1000.0)
             becomes(states, 1380.0)
@@ -373,3 +378,54 @@ def test_the_effective_clock(daemon: RunningDaemon) -> None:
     finally:
         control.close()
     wait_for(lambda: restored(daemon), "the lease to be released")
+
+
+def published(client: Client) -> set[int | None]:
+    return {one.needs_mw for one in client.leases() if one.control == "power_limit"}
+
+
+def test_an_instance_publishes_the_power_it_needs_where_there_is_a_budget(
+    daemon: RunningDaemon,
+) -> None:
+    both = gpus(daemon)
+    with daemon.client() as client:
+        control = ClockControl(both, 0.5, 0.025, path=daemon.socket)
+        try:
+            wait_for(lambda: not math.isnan(control.status().needed_w), "a reading")
+            assert published(client) == set(), "nothing without a ceiling of the fleet"
+            client.set_ceiling(both, "fleet", 200_000)
+            # The lease is there a moment before the need is.
+            wait_for(lambda: published(client) - {None}, "the need to be published", 30.0)
+            (needs,) = published(client)
+            assert needs is not None
+            assert 20_000 < needs < 200_000
+        finally:
+            control.close()
+        wait_for(lambda: published(client) == set(), "the leases to be released")
+        client.set_ceiling(both, "fleet", None)
+
+
+def test_the_python_of_the_page_runs(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = snippets.of(snippets.ROOT / "docs/serve/clocks.md")
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+    now = time.monotonic()
+    control = block.run(
+        gpu_uuids=gpus(daemon),
+        begin_s=now - 0.01,
+        end_s=now,
+        prefill_tokens=0,
+        decode_sequences=1,
+        decode_context=100,
+        waiting=0,
+        backlog_tokens=0,
+        oldest_wait_s=0.0,
+        ttft_s=0.1,
+        tpot_s=0.01,
+    )["control"]
+    try:
+        wait_for(lambda: control.status().working, "the dry run to begin")
+        assert control.status().wanted_mhz == 1380
+    finally:
+        control.close()

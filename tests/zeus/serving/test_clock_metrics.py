@@ -14,7 +14,6 @@ from prometheus_client import generate_latest
 from tests.support import free_port
 from zeus.serving.clock_command import serve_metrics
 from zeus.serving.clock_control import ClockControl, ClockStatus
-from zeus.serving.clock_fleet import Needs
 from zeus.serving.metrics import CLOCKS, Collector
 
 
@@ -72,15 +71,3 @@ def test_metrics_are_served_by_names_of_this_machine_only() -> None:
         urllib.request.urlopen(other)
     with pytest.raises(ClickException, match=f"cannot listen on port {port}"):
         serve_metrics(cast("ClockControl", Control()), port, "llama", "0")
-
-
-def test_needed_power_is_forgotten_after_some_minutes() -> None:
-    needs = Needs([], 1.0)
-    assert math.isnan(needs.power_w)
-    needs.seen(0.0, 1980, 500.0)
-    needs.seen(200.0, 1200, math.nan)
-    assert (needs.clock_mhz, needs.power_w) == (1980, 500.0)
-    needs.seen(400.0, 1300, 300.0)
-    assert (needs.clock_mhz, needs.power_w) == (1980, 500.0)
-    needs.seen(800.0, 1250, 280.0)
-    assert (needs.clock_mhz, needs.power_w) == (1300, 300.0)

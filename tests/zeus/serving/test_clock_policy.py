@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 import math
 import random
 import statistics
@@ -14,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus.serving import ClockPolicy, Queue, Step
-from zeus.serving.clock_load import Objective
+from zeus.serving.clock_load import Objective, RateBound
+from zeus.serving.clock_model import COMPARED, Comparison
 from zeus.serving.clock_policy import COLD_STEPS
 from zeus.serving.clock_power import Floor, longer_busy
 
@@ -61,12 +65,25 @@ class Engine:
         return self.clock
 
 
-def low(policy: ClockPolicy) -> Engine:
-    """An engine whose policy has gone down."""
-    engine = Engine(policy)
+def fresh(stretch: Callable[[int], float] = lambda mhz: 1.0) -> tuple[ClockPolicy, Engine]:
+    """A new policy, and its engine."""
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    return policy, Engine(policy, stretch)
+
+
+@functools.cache
+def lowered() -> Engine:
+    """An engine whose policy has gone down, as its steps do not get longer."""
+    _, engine = fresh()
     engine.steps(2500)
     assert engine.clock < 1300
     return engine
+
+
+def low() -> tuple[ClockPolicy, Engine]:
+    """Another such policy, and its engine."""
+    engine = copy.deepcopy(lowered())
+    return engine.policy, engine
 
 
 @settings(max_examples=100, deadline=None)
@@ -114,9 +131,7 @@ def test_impossible_numbers_never_raise_and_clocks_are_offered(
 
 @pytest.mark.parametrize("place", range(9))
 def test_numbers_of_another_type_are_numbers(place: int) -> None:
-    policy, plain = (ClockPolicy(CLOCKS, 0.5, 0.025) for _ in range(2))
-    for one in (policy, plain):
-        low(one)
+    (policy, _), (plain, _) = low(), low()
     end = 10**6
     for number in range(20):
         values = [end + number, end + number + 1, 3, 5, 300, 1980, 1, 2, 1]
@@ -129,8 +144,7 @@ def test_numbers_of_another_type_are_numbers(place: int) -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(*[strange] * 9), min_size=1, max_size=20))
 def test_it_recovers_from_impossible_numbers(numbers: list[tuple[float, ...]]) -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    low(policy)
+    policy, _ = low()
     for one in numbers:
         policy.step(Step(*one[:6]), Queue(*one[6:]))
     for _ in range(2):  # the first may follow a time far ahead: it has jumped back
@@ -174,21 +188,15 @@ def test_wrong_arguments(arguments: tuple[list[int], float, float]) -> None:
 
 
 def test_it_starts_at_the_highest_clock() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = Engine(policy)
+    policy, engine = fresh()
     assert policy.idle(5.0) == 1980
     for _ in range(COLD_STEPS - 1):
         assert engine.steps(1) == 1980
 
 
-def test_it_goes_down_where_steps_do_not_get_longer() -> None:
-    low(ClockPolicy(CLOCKS, 0.5, 0.025))
-
-
 def test_it_learns_how_much_longer_steps_get() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     knee = 1440
-    engine = Engine(policy, lambda mhz: max(1.0, knee / mhz))
+    policy, engine = fresh(lambda mhz: max(1.0, knee / mhz))
     engine.steps(4000)
     learned = policy.stretch
     assert len(learned) >= 6
@@ -217,8 +225,7 @@ def test_a_lost_objective_is_served_at_the_highest_clock(ttft_s: float, tpot_s: 
 
 
 def test_requests_that_miss_for_reasons_unknown_are_a_lost_objective() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = low(policy)
+    policy, engine = low()
     for _ in range(40):
         policy.finished(2.0, 0.008)  # no queue was ever seen
     assert engine.steps(1) == 1980
@@ -228,8 +235,7 @@ def test_requests_that_miss_for_reasons_unknown_are_a_lost_objective() -> None:
 
 
 def test_a_burst_is_answered_at_once() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = Engine(policy)
+    policy, engine = fresh()
     for number in range(2500):  # now and then a prompt, so that prompt tokens have a price
         if number % 10 == 0:
             begin, engine.now = engine.now, engine.now + 0.008 + 1000 * 3e-5 * 1980 / engine.clock
@@ -241,8 +247,7 @@ def test_a_burst_is_answered_at_once() -> None:
 
 
 def test_the_highest_clock_when_statistics_stop_while_requests_wait() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = low(policy)
+    policy, engine = low()
     engine.steps(1, queue=Queue(1, 100, 0.0))
     clocks = [policy.idle(engine.now + 0.05 * n) for n in range(10)]
     assert clocks[-1] == 1980, "within 0.5 s"
@@ -250,16 +255,14 @@ def test_the_highest_clock_when_statistics_stop_while_requests_wait() -> None:
 
 
 def test_the_highest_clock_when_statistics_stop_while_sequences_decode() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = low(policy)
+    policy, engine = low()
     policy.finished(0.1, 0.01)  # one of eight
     assert policy.idle(engine.now + 0.5) == 1980
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_it_knows_that_the_engine_is_idle(before: bool) -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = low(policy)
+    policy, engine = low()
     engine.steps(50, sequences=1)
     if before:
         policy.finished(0.1, 0.01)
@@ -272,16 +275,14 @@ def test_it_knows_that_the_engine_is_idle(before: bool) -> None:
 @pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
 @pytest.mark.parametrize("place", range(5 + len(EMPTY)))  # all but the step's clock
 def test_the_highest_clock_after_numbers_that_cannot_be_true(place: int, wrong: float) -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = low(policy)
+    policy, engine = low()
     numbers = [engine.now, engine.now + 0.008, 0, 8, 4000, *EMPTY]
     numbers[place] = wrong
     assert policy.step(Step(*numbers[:5], engine.clock), Queue(*numbers[5:])) == 1980
 
 
 def test_steps_far_longer_than_predicted_are_an_escape() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = low(policy)
+    policy, engine = low()
     engine.base_s *= 1.7
     engine.steps(5)
     assert engine.clock == 1980
@@ -289,16 +290,14 @@ def test_steps_far_longer_than_predicted_are_an_escape() -> None:
 
 
 def test_noisy_step_times_are_no_escape() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     noise = random.Random(1)
-    engine = Engine(policy, lambda mhz: math.exp(noise.gauss(0.0, 0.3)))
+    policy, engine = fresh(lambda mhz: math.exp(noise.gauss(0.0, 0.3)))
     engine.steps(10_000)
     assert policy.escapes == 0
 
 
 def test_a_capped_clock_is_not_learned_as_the_one_asked_for() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = Engine(policy, lambda mhz: 1980 / mhz)
+    policy, engine = fresh(lambda mhz: 1980 / mhz)
     engine.steps(3000)
     learned = policy.stretch
     for _ in range(500):  # at 700 MHz, the effective clock
@@ -348,6 +347,15 @@ def test_a_miss_costs_more_margin_than_a_near_miss_and_both_more_than_a_request_
     assert after(1.05, ours=0.0) == start, "at the highest clock no margin could have avoided it"
 
 
+def test_one_long_step_does_not_distort_a_comparison() -> None:
+    comparison = Comparison()
+    for _ in range(COMPARED):
+        comparison.add(1.0)
+    comparison.changed()
+    found = [comparison.add(1.1 if number != 7 else 9.0) for number in range(COMPARED)]
+    assert found == [None] * (COMPARED - 1) + [pytest.approx(1.1)]
+
+
 def test_busy_time_grows_with_longer_steps_less_the_busier_the_engine() -> None:
     assert longer_busy(0.0, 1.5) == 0.0
     assert longer_busy(1.0, 1.5) == longer_busy(1.2, 1.5) == 1.0
@@ -383,8 +391,7 @@ def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
 
 
 def test_energy_of_steps_that_are_not_known_is_not_learned() -> None:
-    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
-    engine = Engine(policy)
+    policy, engine = fresh()
 
     def serve(windows: int) -> None:
         for _ in range(windows):
@@ -407,3 +414,69 @@ def test_energy_of_steps_that_are_not_known_is_not_learned() -> None:
     assert policy.floor.windows == known
     serve(3)
     assert policy.floor.windows == known + 3
+
+
+# ------------------------------------------------------------------ the bound on changes of clocks
+
+FOUR = [1980, 1500, 1200, 900]
+passed = st.one_of(st.floats(0, 3), st.sampled_from([-0.5, -100.0, 70.0]))
+
+
+@settings(deadline=None)
+@given(st.integers(2, 20), st.lists(st.tuples(passed, st.sampled_from(FOUR)), max_size=200))
+def test_the_bound_holds_and_the_highest_clock_is_always_in_reach(
+    most: int, wishes: list[tuple[float, int]]
+) -> None:
+    bound = RateBound(1980, most)
+    now, elapsed, present = 0.0, 0.0, 1980
+    times: list[float] = []
+    for passed_s, wanted in wishes:
+        now += passed_s
+        elapsed += max(0.0, passed_s)
+        clock = bound.allowed(now, present, wanted)
+        assert clock in (present, wanted, 1980)
+        assert clock >= min(present, wanted)
+        if wanted == 1980:
+            assert clock == 1980, "what is wanted in need is never refused"
+        if clock != present:
+            times.append(elapsed)
+            present = clock
+        assert sum(time > elapsed - 59.999 for time in times) <= most
+
+
+def test_changes_are_allowed_again_after_a_minute() -> None:
+    bound = RateBound(1980, 2)
+    assert bound.allowed(0.0, 1980, 900) == 900
+    assert bound.allowed(1.0, 900, 1500) == 1980
+    assert bound.allowed(2.0, 1980, 900) == 1980
+    assert bound.allowed(62.0, 1980, 900) == 900
+
+
+def test_in_the_last_quarter_of_the_changes_a_lower_clock_waits() -> None:
+    bound, present = RateBound(1980, 20), 1980
+    for number in range(16):
+        present = bound.allowed(number / 10, present, 2880 - present)
+    assert present == 1980
+    assert [bound.allowed(now_s, 1980, 900) for now_s in (1.6, 7.4, 7.6)] == [1980, 1980, 900]
+
+
+def test_a_policy_keeps_the_bound_under_any_load_and_clock() -> None:
+    """Bursts five times a second, by a clock that runs on for a while, and then jumps."""
+    policy = ClockPolicy(FOUR, 0.5, 0.025, stretch=dict.fromkeys(FOUR, 1.0))
+    now, elapsed, present = 1e4, 0.0, 1980
+    times: list[float] = []
+    jumps_s = itertools.cycle((-5.0, -2000.0, 30.0))
+    for number in range(40_000):
+        jump = next(jumps_s) if number > 9000 and number % 1000 == 999 else 0.0
+        begin, now = now + jump, now + jump + 0.005
+        burst = number % 40 == 39
+        elapsed += max(0.0, now - (begin - jump))
+        queue = Queue(1, 1, 0.45) if burst else Queue(0, 0, 0.0)
+        clock = policy.step(Step(begin, now, 0, 8, 4000, present), queue)
+        if clock != present:
+            times.append(elapsed)
+            present = clock
+    assert present in FOUR
+    assert len(times) >= 450, "the load asks for more than is allowed"
+    for first, last in zip(times, times[200:], strict=False):
+        assert last - first >= 59.999, "201 changes take more than a minute"

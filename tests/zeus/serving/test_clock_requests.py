@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus.serving import Arrival, ClockPolicy, EngineStep, Finish, Queue, RequestFeed, Step
+from zeus.serving.receiver import Receiver
+from zeus.serving.recorder import Recorder
+from zeus.serving.wire import Owner
 
 S = 10**9
 
@@ -36,29 +41,33 @@ class Feed:
     """A feed of one engine, in seconds."""
 
     def __init__(self, sink: Sink) -> None:
-        self._feed = RequestFeed(sink)
+        self.take = RequestFeed(sink).take
 
     def arrived(self, request: str, at_s: float, prompt: int) -> None:
-        assert self._feed.take(Arrival("0", request, round(at_s * S), prompt))
+        assert self.take(Arrival("0", request, round(at_s * S), prompt))
 
     def step(self, begin_s: float, end_s: float, *rows: list[Any]) -> None:
-        assert self._feed.take(EngineStep("0", 1, round(begin_s * S), round(end_s * S), *rows))
+        assert self.take(EngineStep("0", 1, round(begin_s * S), round(end_s * S), *rows))
 
     def finish(self, request: str) -> None:
-        assert self._feed.take(Finish("0", request))
+        assert self.take(Finish("0", request))
 
 
-def test_two_requests() -> None:
+def test_requests_from_their_arrivals_to_their_ends() -> None:
     sink = Sink()
     feed = Feed(sink)
     feed.arrived("a", 1.0, 100)
     feed.arrived("b", 1.5, 50)
+    assert feed.take(Owner("a", "someone"))
+    assert not feed.take(Arrival("1", "c", 2 * S, 50)), "another engine's"
     feed.step(2.0, 2.1, ["a"], [True], [60], [0])
     feed.step(2.1, 2.2, ["a", "b"], [True, True], [40, 10], [60, 0])  # a's first token
     feed.step(2.2, 2.3, ["a", "b"], [False, True], [1, 40], [100, 10])  # a's second, b's first
     feed.finish("a")
     feed.step(2.3, 2.4, ["b"], [False], [1], [50])
     feed.finish("b")
+    feed.arrived("c", 2.4, 100)
+    feed.step(2.5, 2.6, ["c"], [True], [40], [60])  # the rest is in the prefix cache
     assert sink.steps == [
         (
             Step(pytest.approx(2.0), pytest.approx(2.1), 60, 0, 0, 0.0),
@@ -70,6 +79,7 @@ def test_two_requests() -> None:
         ),
         (Step(pytest.approx(2.2), pytest.approx(2.3), 40, 1, 100, 0.0), Queue(0, 0, 0.0)),
         (Step(pytest.approx(2.3), pytest.approx(2.4), 0, 1, 50, 0.0), Queue(0, 0, 0.0)),
+        (Step(pytest.approx(2.5), pytest.approx(2.6), 40, 0, 0, 0.0), Queue(0, 0, 0.0)),
     ]
     assert sink.requests == [
         (pytest.approx(1.2), pytest.approx(0.1)),
@@ -127,3 +137,26 @@ def test_the_queue_is_what_is_left(calls: list[tuple[str, str, int]]) -> None:
             assert queue.waiting == sum(one >= 0 for one in left.values())
             assert queue.backlog_tokens == sum(one for one in left.values() if one > 0)
             assert queue.oldest_wait_s >= 0
+
+
+def test_a_recorder_sends_to_the_ledger_and_to_clock_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = [Sink(), Sink()]
+    paths = [str(tmp_path / "ledger"), str(tmp_path / "clocks")]
+    receivers = [
+        Receiver(path, RequestFeed(sink).take) for path, sink in zip(paths, sinks, strict=True)
+    ]
+    monkeypatch.setenv("ZEUS_SERVING_SOCKET", ":".join(paths))
+    recorder = Recorder()
+    now_ns = time.monotonic_ns() - 10_000
+    recorder.arrived("a", now_ns, 5)
+    recorder.step(now_ns, now_ns + 1000, ["a"], [True], [5], [0])
+    recorder.finish("a")
+    for receiver in receivers:
+        receiver.receive()
+        receiver.close()
+    assert [sink.drains for sink in sinks] == [1, 1]
+    assert [len(sink.steps) for sink in sinks] == [1, 1]
+    assert (recorder.sent, recorder.dropped) == (6, 0)
+    assert not any(Path(path).exists() for path in paths)

@@ -10,45 +10,19 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgpack
-import numpy as np
 import pytest
 import zmq
 
-from tests import seeds
 from tests.support import wait_for
-from tests.zeus.serving.batches import TakesBatches
-from tests.zeus.serving.server import Served, serve
+from tests.zeus.serving.batches import Recorded
 from zeus.serving import asgi
-from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
 from zeus.serving.forward_pass import ForwardPass, LedgerPasses, decode, follow
-from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
 from zeus.serving.vllm import stats as vllm_stats
-from zeus.serving.vllm.stats import EnergyStatLogger, Finished, FrontEnd, Row
+from zeus.serving.vllm.stats import EnergyStatLogger, Finished, FrontEnd
 from zeus.serving.wire import EngineStep
 from zeus_ipc.errors import RequestRejected
-
-
-class Recorded(TakesBatches):
-    """Records the calls."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
-        self.instants: list[tuple[int, int]] = []
-        self.finished: list[str] = []
-        self.arrivals: dict[str, int] = {}
-
-    def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
-        self.instants.append((begin_ns, end_ns))
-        self.steps.append((list(ids), list(prefill), list(tokens), list(context)))
-
-    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
-        self.arrivals[request] = prompt
-
-    def finish(self, request: str, tenant: str = "") -> None:
-        self.finished.append(request)
-
 
 # ------------------------------------------------------------------------------------------- vLLM
 
@@ -60,11 +34,10 @@ def _scheduler_class() -> type:
         def __init__(self) -> None:
             self.requests: dict[str, Any] = {}
             self.plan: list[tuple[dict[str, int], set[str]]] = []
-            self.updates = 0
 
-        def add(self, name: str, prompt: int, cached: int = 0) -> None:
+        def add(self, name: str, prompt: int) -> None:
             self.requests[f"{name}-0123abcd"] = SimpleNamespace(
-                external_req_id=name, num_prompt_tokens=prompt, num_computed_tokens=cached
+                external_req_id=name, num_prompt_tokens=prompt, num_computed_tokens=0
             )
 
         def schedule(self) -> Any:
@@ -74,44 +47,9 @@ def _scheduler_class() -> type:
             return SimpleNamespace(num_scheduled_tokens=planned, finished_req_ids=finished)
 
         def update_from_output(self, output: Any, model_output: Any) -> str:
-            self.updates += 1
             return "outputs"
 
     return Scheduler
-
-
-def test_the_vllm_probe_records_the_requests_of_a_step(monkeypatch):
-    cls = _scheduler_class()
-    assert vllm_probe.install(cls)
-    assert vllm_probe.install(cls)  # twice wraps once
-    scheduler = cls()
-    recorded = Recorded()
-    monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
-    scheduler.add("a", 10, cached=4)
-    scheduler.add("b", 3)
-    a, b = scheduler.requests
-    scheduler.plan = [
-        ({a: 4, b: 3}, set()),
-        ({a: 2, b: 1}, set()),
-        ({}, set()),
-        ({a: 1}, {b}),
-    ]
-
-    # Asynchronous scheduling: two steps are under way before the first one's outputs come.
-    outputs = [scheduler.schedule(), scheduler.schedule()]
-    for output in outputs:
-        assert scheduler.update_from_output(output, None) == "outputs"
-    for _ in range(2):
-        scheduler.update_from_output(scheduler.schedule(), None)
-
-    assert recorded.steps == [
-        (["a", "b"], [True, True], [4, 3], [4, 0]),
-        (["a", "b"], [True, False], [2, 1], [8, 3]),
-        (["a"], [False], [1], [10]),
-    ]
-    assert recorded.finished == ["b"]
-    assert all(begin <= end for begin, end in recorded.instants)
-    assert scheduler.updates == 4
 
 
 class Counted(Recorded):
@@ -124,13 +62,19 @@ class Counted(Recorded):
         super().batch(*batch)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_steps_of_the_same_requests_are_derived_from_the_first(monkeypatch, ahead):
-    cls = _scheduler_class()
-    vllm_probe.install(cls)
-    scheduler = cls()
-    recorded = Counted()
+@pytest.fixture
+def probed(monkeypatch):
+    """A scheduler with the probe, and what records its steps."""
+    cls, recorded = _scheduler_class(), Counted()
+    for _ in range(2):  # twice wraps once
+        assert vllm_probe.install(cls)
     monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
+    return cls(), recorded
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_steps_of_the_same_requests_are_derived_from_the_first(probed, ahead):
+    scheduler, recorded = probed
     scheduler.add("a", 3)
     scheduler.add("b", 5)
     a, b = scheduler.requests
@@ -143,7 +87,7 @@ def test_steps_of_the_same_requests_are_derived_from_the_first(monkeypatch, ahea
         plan = under_way.pop(0)
         if plan is drafts:  # two of a's tokens are rejected
             scheduler.requests[a].num_computed_tokens -= 2
-        scheduler.update_from_output(None, None)
+        assert scheduler.update_from_output(None, None) == "outputs"
 
     for plan in plans:
         before = {one: scheduler.requests[one].num_computed_tokens for one in plan}
@@ -161,12 +105,8 @@ def test_steps_of_the_same_requests_are_derived_from_the_first(monkeypatch, ahea
     assert recorded.whole == 5 + 3 + 2 * ahead
 
 
-def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(monkeypatch):
-    cls = _scheduler_class()
-    vllm_probe.install(cls)
-    scheduler = cls()
-    recorded = Recorded()
-    monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
+def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(probed):
+    scheduler, recorded = probed
     for prompt in (5, 50):
         scheduler.add("a", prompt)
         (a,) = scheduler.requests
@@ -175,22 +115,23 @@ def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(
         for _ in range(2):
             scheduler.update_from_output(scheduler.schedule(), None)
         scheduler.requests.clear()
+    two = [SimpleNamespace(external_req_id="b", num_computed_tokens=0) for _ in range(2)]
+    scheduler.requests.update(zip(("b-1", "b-2"), two, strict=True))
+    scheduler.plan = [({"b-1": 1, "b-2": 1}, set())]  # at the same time
+    scheduler.update_from_output(scheduler.schedule(), None)
 
     assert recorded.steps == [
         (["a"], [True], [5], [0]),
         (["a"], [False], [1], [5]),
         (["a"], [True], [5], [0]),
         (["a"], [True], [1], [5]),
+        (["b", "b-2"], [False, False], [1, 1], [0, 0]),
     ]
 
 
-def test_a_vllm_that_lacks_something_continues(monkeypatch, caplog):
+def test_a_vllm_that_lacks_something_continues(probed, caplog):
     assert not vllm_probe.install(type("Scheduler", (), {}))
-    cls = _scheduler_class()
-    vllm_probe.install(cls)
-    scheduler = cls()
-    recorded = Recorded()
-    monkeypatch.setattr(vllm_probe, "Recorder", lambda *_, **__: recorded)
+    scheduler, recorded = probed
     scheduler.requests["a"] = SimpleNamespace(num_computed_tokens=0)
     scheduler.plan = [({"a": 5}, set()), ({"a": 1}, set())]
     for _ in range(2):
@@ -245,69 +186,6 @@ def test_the_vllm_plugin_does_nothing_unless_asked(monkeypatch):
 
     del home.Scheduler
     vllm_probe.register()  # reports it and continues
-
-
-# ----------------------------------------------------------------------------------- transformers
-
-
-def _processor_module() -> tuple[ModuleType, type]:
-    class ContinuousBatchProcessor:
-        """Composes batches as the test says."""
-
-        def __init__(self, batches: list[list[Any]]) -> None:
-            self.batches = batches
-            self.inputs_and_outputs = SimpleNamespace(requests_in_batch=[])
-
-        def prepare_next_batch(self) -> bool:
-            if not self.batches:
-                return False
-            batch = self.batches.pop(0)
-            for one in batch:
-                one.state.position_offset += one.query_length
-            self.inputs_and_outputs.requests_in_batch = batch
-            return True
-
-        def update_batch(self) -> None:
-            for one in self.inputs_and_outputs.requests_in_batch:
-                if one.last:
-                    one.state.status = SimpleNamespace(name="FINISHED")
-
-    module = ModuleType("transformers.generation.continuous_batching.continuous_api")
-    module.ContinuousBatchProcessor = ContinuousBatchProcessor
-    return module, ContinuousBatchProcessor
-
-
-def test_transformers_batches_are_recorded(monkeypatch):
-    module, cls = _processor_module()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in (
-        "transformers",
-        "transformers.generation",
-        "transformers.generation.continuous_batching",
-    ):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    recorded = Recorded()
-    assert transformers_adapter.install(recorded)
-    running = SimpleNamespace(name="DECODING")
-    a = SimpleNamespace(request_id="a", position_offset=0, initial_tokens=[1] * 6, status=running)
-    b = SimpleNamespace(request_id="b", position_offset=0, initial_tokens=[1] * 2, status=running)
-
-    def one(state: Any, length: int, last: bool = False) -> Any:
-        return SimpleNamespace(state=state, query_length=length, last=last)
-
-    processor = cls([[one(a, 4)], [one(a, 2), one(b, 2)], [one(a, 1), one(b, 1, True)]])
-    while processor.prepare_next_batch():
-        processor.update_batch()
-
-    assert recorded.steps == [
-        (["a"], [True], [4], [0]),
-        (["a", "b"], [True, True], [2, 2], [4, 0]),
-        (["a", "b"], [False, False], [1, 1], [6, 2]),
-    ]
-    assert recorded.finished == ["b"]
-
-    del module.ContinuousBatchProcessor
-    assert not transformers_adapter.install(recorded)
 
 
 # --------------------------------------------------------------------------- forward-pass metrics
@@ -461,52 +339,6 @@ def test_other_protocols_than_http_pass():
 
 
 # ------------------------------------------------------------------------ vLLM's front end alone
-
-
-def _played(served: Served) -> list[Row]:
-    """The steps that the statistics of a run give."""
-    steps = served.steps
-    step = steps.step_of_row
-    first, last = np.full(len(served.names), 2**62), np.zeros(len(served.names), np.int64)
-    np.minimum.at(first, steps.request, step)
-    np.maximum.at(last, steps.request, step)
-    prompt = np.bincount(steps.request, steps.tokens * steps.prefill)
-    front, found = FrontEnd(), []
-    for n in range(steps.count):
-        rows = steps.request[steps.first_row[n] : steps.first_row[n + 1]]
-        ended = [
-            Finished(
-                served.names[one],
-                (steps.end_ns[first[one]] - steps.begin_ns[first[one]]) / 1e9,
-                (steps.end_ns[n] - steps.end_ns[first[one]]) / 1e9,
-                int(prompt[one]),
-                0,
-                int(n - first[one] + 1),
-            )
-            for one in rows
-            if last[one] == n
-        ]
-        now_ns = int(steps.end_ns[n])
-        front.iteration(now_ns, rows.size, ended)
-        found += [row for row, _ in front.ready(now_ns)]
-    assert list(front.ready(2**62)) == []
-    return found
-
-
-def test_the_front_end_puts_steps_together():
-    served = serve(seeds.fresh(), seconds=40)
-    found = _played(served)
-
-    assert [one[1] for one in found] == served.steps.end_ns.tolist()
-    ledger = Ledger()
-    for number, one in enumerate(found, 1):
-        ledger.step(EngineStep("0", number, *one))
-    ledger.add_updates(served.updates)
-    joules = {row.request: row.joules for row in ledger.settle().rows}
-    errors = [
-        abs(joules[name] / true - 1) for name, true in zip(served.names, served.true_j, strict=True)
-    ]
-    assert np.mean(errors) < 0.05
 
 
 def test_a_request_that_never_ends_does_not_hold_up_its_steps_forever():

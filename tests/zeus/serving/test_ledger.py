@@ -13,7 +13,6 @@ from zeus.serving import digest as digest_module
 from zeus.serving import settlement as settlement_module
 from zeus.serving.columns import Updates
 from zeus.serving.ledger import LAG_NS
-from zeus.serving.replay import by_tokens
 from zeus.serving.rows import ClosedPeriod, RequestEnergy
 from zeus.serving.wire import Arrival, Owner, group_of
 
@@ -84,22 +83,6 @@ def test_steps_without_contexts_have_figures_with_a_larger_uncertainty():
     assert {row.method for row in done.rows} == {"regression, no contexts"}
     for row, before in zip(done.rows, exact.rows, strict=True):
         assert row.rule_uncertainty_j / row.joules > 2 * before.rule_uncertainty_j / before.joules
-
-
-def test_tokens_spread_each_step_by_tokens():
-    served = serve(seeds.fresh(), noise=0.0)
-    step = served.steps.step_of_row
-    step_j = np.bincount(step, served.row_j)
-    share = served.steps.tokens / np.bincount(step, served.steps.tokens)[step]
-    expected = np.bincount(served.steps.request, share * step_j[step])
-
-    done = by_tokens(served.steps, served.names, served.updates)
-
-    _adds_up(done, served.measured_j)
-    # The steps of one update share its mean power, so single requests differ by a little.
-    found = np.array([row.joules for row in done.rows])
-    assert np.median(np.abs(found / expected - 1)) < 0.1
-    assert found.sum() == pytest.approx(expected.sum(), rel=0.01)
 
 
 def test_a_changed_price_gets_weights_of_its_own():
@@ -264,17 +247,6 @@ def test_dummy_steps_and_start_up_are_idle_and_shown():
 # --------------------------------------------------------------------------------------- refusals
 
 
-def test_too_few_updates_are_refused():
-    served = serve(seeds.fresh(), seconds=20)
-
-    done = _settled(served)
-
-    _adds_up(done, served.measured_j)
-    assert all("too few sensor updates" in row.reason for row in done.rows)
-    assert done.totals.requests_j == 0
-    assert done.totals.unattributed_j > 0
-
-
 def test_a_large_residual_is_refused():
     served = serve(seeds.fresh(), noise=0.5)
 
@@ -300,29 +272,15 @@ def test_requests_beside_another_process_are_refused():
     assert any(row.refused for row in done.rows)
 
 
-def test_the_caller_may_say_that_a_time_cannot_be_attributed():
-    served = serve(seeds.fresh())
-    ledger = Ledger()
-    ledger.add_steps(served.steps, served.names)
-    ledger.add_updates(served.updates)
-    ledger.foreign(10**15, 10**15 + 5 * 10**9, "process 12 of mallory used the GPU")
-    done = ledger.settle()
-
-    _adds_up(done, served.measured_j)
-    for row in done.rows:
-        assert row.refused == (row.begin_ns < 10**15 + 5 * 10**9)
-        assert row.reason == ("process 12 of mallory used the GPU" if row.refused else "")
-
-
 # ----------------------------------------------------------------------------------------- memory
 
 
-def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
-    monkeypatch.setattr(settlement_module, "MOST_REQUESTS", 2_000)
+def test_twenty_thousand_lost_requests_are_bounded(monkeypatch):
+    monkeypatch.setattr(settlement_module, "MOST_REQUESTS", 1_000)
     monkeypatch.setattr(digest_module, "MOST_ROWS", 5_000)
     ledger = Ledger()
     rows: list[RequestEnergy] = []
-    for tick in range(1000):
+    for tick in range(200):
         begin = tick * 10**8
         _update(ledger, begin, begin + 10**8, 30.0)
         ids = [f"r{tick}-{n}" for n in range(100)]
@@ -331,12 +289,12 @@ def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
         if tick % 10 == 9:
             found, totals = ledger.poll(begin + 10**8 + LAG_NS)
             rows += found if totals is not None else []
-            assert len(ledger.requests) <= 2_000 + 1_000
+            assert len(ledger.requests) <= 1_000 + 1_000
             assert ledger.digest.count <= 5_000 + 100_000
     rows += ledger.settle().rows
 
-    assert len({row.request for row in rows}) == len(rows) == 100_000
-    _adds_up(ClosedPeriod(rows, ledger.totals, None), 30_000.0)
+    assert len({row.request for row in rows}) == len(rows) == 20_000
+    _adds_up(ClosedPeriod(rows, ledger.totals, None), 6_000.0)
 
 
 def test_blocks_grow_when_there_are_too_many_rows(monkeypatch):

@@ -89,14 +89,11 @@ def test_a_report_distributes_idle_energy(tmp_path, idle, expected):
 
 def test_a_report_for_people_shows_the_sum_beside_zeusds(tmp_path):
     picture = tmp_path / "report.png"
-    arguments = [str(_log(tmp_path)), "--by", "hour"]
-    if _has("matplotlib"):
-        arguments += ["--plot", str(picture)]
-    text = _report(*arguments)
+    text = _report(str(_log(tmp_path)), "--by", "hour", "--plot", str(picture))
 
     assert text.count("2023-11-1") == 4
     assert "measured by zeusd                165.0 J" in text
-    assert not _has("matplotlib") or picture.stat().st_size > 1000
+    assert picture.stat().st_size > 1000
 
 
 def test_a_last_line_that_was_not_written_to_its_end_is_left_out(tmp_path):
@@ -168,14 +165,6 @@ def test_two_sides_of_a_server_are_joined_by_request(tmp_path):
     ]
     for name in ("joules", "idle_j", "j_per_output_token"):
         assert float(joined["even"][name]) == pytest.approx(float(apart["even"][name]))
-
-
-def _has(module: str) -> bool:
-    try:
-        __import__(module)
-    except ImportError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------------ bench

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.zeus.serving.batches import published
 from tests.zeus.serving.server import PRIOR
 from zeus.serving.ledger import Ledger
-from zeus.serving.telemetry import Telemetry
+from zeus.serving.telemetry import Telemetry, over_http
 from zeus.serving.wire import Arrival, EngineStep
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -79,3 +82,28 @@ def test_a_refused_request_says_why() -> None:
     assert span.attributes is not None
     assert "zeus.energy.joules" not in span.attributes
     assert span.attributes["zeus.energy.reason"]
+
+
+def test_a_collector_is_sent_both_over_http() -> None:
+    asked: dict[str, bytes] = {}
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            asked[self.path] = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+            self.send_response(200)
+            self.end_headers()
+
+    ledger = Ledger()
+    ledger.step(EngineStep("0", 1, 0, 50 * MS, ["of a user"], [True], [5], [0]))
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        telemetry = over_http(url, lambda: {"GPU-1": 30.0}, "llama")
+        telemetry.finished("0", ledger.settle().rows, ledger.trace)
+        telemetry.close()
+        server.shutdown()
+    assert sorted(asked) == ["/v1/metrics", "/v1/traces"]
+    assert all(b"zeus-serving" in body for body in asked.values())
+    assert b"GPU-1" in asked["/v1/metrics"]
+    assert b"of a user" in asked["/v1/traces"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from tests.late import late
+from tests.zeus.serving.batches import Recorded
 from zeus.serving.transformers import install
 
 transformers = late("transformers")
@@ -13,29 +14,9 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9] * 10]
 NEW_TOKENS = 5
 
 
-class Recorded:
-    """Records the calls."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
-        self.finished: list[str] = []
-        self.arrivals: dict[str, int] = {}
-
-    def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
-        assert begin_ns <= end_ns
-        self.steps.append((ids, prefill, tokens, context))
-
-    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
-        self.arrivals[request] = prompt
-
-    def finish(self, request: str, tenant: str = "") -> None:
-        self.finished.append(request)
-
-
 def test_the_composition_of_every_batch_is_seen(monkeypatch):
-    home = importlib.import_module(
-        "transformers.generation.continuous_batching.continuous_api"
-    ).ContinuousBatchProcessor
+    module = importlib.import_module("transformers.generation.continuous_batching.continuous_api")
+    home = module.ContinuousBatchProcessor
     for name in ("prepare_next_batch", "update_batch"):
         monkeypatch.setattr(home, name, getattr(home, name))  # restored at the end
     recorded = Recorded()
@@ -74,3 +55,6 @@ def test_the_composition_of_every_batch_is_seen(monkeypatch):
     # The first of the new tokens comes with the prefill.
     assert decoded == dict.fromkeys(prompts, NEW_TOKENS - 1)
     assert sorted(recorded.finished) == sorted(prompts)
+
+    monkeypatch.delattr(module, "ContinuousBatchProcessor")
+    assert not install(recorded)

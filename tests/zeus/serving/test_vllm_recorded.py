@@ -16,31 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.zeus.serving.batches import TakesBatches
+from tests.zeus.serving.batches import Recorded
 from zeus.serving import recorder
 from zeus.serving.vllm import probe, stats
 
 FILE = Path(__file__).with_name("vllm_0_32.jsonl")
 CACHED = 256
 """Tokens of the prompt of `again` that vLLM found in its cache."""
-
-
-class Recorded(TakesBatches):
-    """Records the calls."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int, int, list[str], list[bool], list[float], list[float]]] = []
-        self.arrivals: dict[str, tuple[int, int]] = {}
-        self.finished: list[str] = []
-
-    def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
-        self.steps.append((begin_ns, end_ns, ids, prefill, tokens, context))
-
-    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
-        self.arrivals[request] = at_ns, prompt
-
-    def finish(self, request: str, tenant: str = "") -> None:
-        self.finished.append(request)
 
 
 class Clock:
@@ -143,7 +125,7 @@ def played() -> Any:
 def _tokens(recorded: Recorded) -> tuple[Counter[str], Counter[str]]:
     prefill: Counter[str] = Counter()
     decode: Counter[str] = Counter()
-    for _, _, ids, prefills, tokens, _ in recorded.steps:
+    for ids, prefills, tokens, _ in recorded.steps:
         assert len(set(ids)) == len(ids)
         for name, is_prefill, count in zip(ids, prefills, tokens, strict=True):
             (prefill if is_prefill else decode)[name] += count
@@ -155,16 +137,16 @@ def test_every_step_has_the_rows_that_vllm_says(played: Played) -> None:
         (contexts + decodes, prompt + generated)
         for contexts, prompt, decodes, generated in played.said["steps"]
     ]
-    steps = played.probed.steps
-    assert [(len(ids), sum(tokens)) for _, _, ids, _, tokens, _ in steps] == said
-    assert all(begin < end for begin, end, *_ in steps)
-    assert all(a[1] <= b[0] for a, b in itertools.pairwise(steps))
+    found = played.probed
+    assert [(len(ids), sum(tokens)) for ids, _, tokens, _ in found.steps] == said
+    assert all(begin < end for begin, end in found.instants)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(found.instants))
 
 
 def test_requests_have_the_names_that_callers_gave_them(played: Played) -> None:
     recorded = played.probed
     assert sorted(recorded.finished) == played.names() == sorted(recorded.arrivals)
-    assert {recorded.arrivals[name][1] for name in ("a", "b")} == {30, 300}
+    assert {recorded.arrivals[name] for name in ("a", "b")} == {30, 300}
 
 
 def test_a_request_computes_its_prompt_once_and_all_tokens_but_the_first(played: Played) -> None:

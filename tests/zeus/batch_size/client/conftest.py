@@ -56,3 +56,15 @@ def optimize(kept: Between, monitor: Any) -> Iterator[Optimize]:
     kept.fails = None
     for one in made:
         one.on_train_end()
+
+
+@pytest.fixture
+def begin(optimize: Optimize) -> Optimize:
+    """The same, and asks for the run's batch size."""
+
+    def make(**given: Any) -> BatchSizeOptimizer:
+        optimizer = optimize(**given)
+        optimizer.get_batch_size()
+        return optimizer
+
+    return make

@@ -10,7 +10,6 @@ from typing import Any
 from zeus.exceptions import ZeusdError
 from zeus.monitor import Measurement
 from zeus.optimizer.batch_size import BatchSizeOptimizer, JobSpec
-from zeus.optimizer.batch_size.common import CreatedJob, NewTrial, ReportResponse
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import Trial
@@ -135,32 +134,19 @@ class _Opened:
         self._between = between
         self._store = store
 
-    def _pass(self, name: str) -> None:
-        self._between.asked.append(name)
-        self._between.asking.append(threading.current_thread().name)
-        if self._between.fails is not None:
-            raise self._between.fails
+    def __getattr__(self, name: str) -> Any:
+        """A call of the store, unless it fails."""
+        between = self._between
 
-    def register(self, spec: Any) -> CreatedJob:
-        self._pass("register")
-        return self._store.register(spec)
+        def ask(*given: Any) -> Any:
+            between.asked.append(name)
+            between.asking.append(threading.current_thread().name)
+            if between.fails is not None:
+                raise between.fails
+            answer = getattr(self._store, name)(*given)
+            return answer.model_copy(update=between.changed) if name == "begin_trial" else answer
 
-    def begin_trial(self, job_id: str, key: str) -> NewTrial:
-        self._pass("begin_trial")
-        trial = self._store.begin_trial(job_id, key)
-        return trial.model_copy(update=self._between.changed)
-
-    def report(self, result: Any) -> ReportResponse:
-        self._pass("report")
-        return self._store.report(result)
-
-    def heartbeat(self, trial: Any) -> None:
-        self._pass("heartbeat")
-        self._store.heartbeat(trial)
-
-    def end_trial(self, end: Any) -> None:
-        self._pass("end_trial")
-        self._store.end_trial(end)
+        return ask
 
     def close(self) -> None:
         self._between.open -= 1

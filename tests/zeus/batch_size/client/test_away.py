@@ -40,18 +40,9 @@ def threads() -> int:
     return sum(thread.name == "zeus-trial" for thread in threading.enumerate())
 
 
-def cheapest_is(size: int, optimize: Optimize, kept: Between, monitor: FakeMonitor) -> None:
-    """A run for which the store is unreachable."""
-    kept.changed = {"best_batch_size": size}
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
-        epochs(optimizer, monitor, 0.9)
-    kept.changed = {}
-
-
 def test_away_from_the_start(
     optimize: Optimize,
+    begin: Optimize,
     kept: Between,
     monitor: FakeMonitor,
     caplog: pytest.LogCaptureFixture,
@@ -69,7 +60,10 @@ def test_away_from_the_start(
     other = optimize()
     assert kept.trials() == []
 
-    cheapest_is(16, optimize, kept, monitor)
+    kept.changed = {"best_batch_size": 16}
+    with begin() as optimizer:
+        epochs(optimizer, monitor, 0.9)
+    kept.changed = {}
     kept.away()
     caplog.clear()
     assert optimize().get_batch_size() == 16
@@ -91,12 +85,10 @@ def test_the_start_waits_once(optimize: Optimize, kept: Between) -> None:
 
 
 def test_the_first_run_that_converges_is_the_best_that_is_known(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor, tmp_path: Path
+    optimize: Optimize, begin: Optimize, kept: Between, monitor: FakeMonitor, tmp_path: Path
 ) -> None:
     path = tmp_path / "elsewhere" / "best.json"
-    optimizer = optimize(cache=path, default_batch_size=128)
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin(cache=path, default_batch_size=128) as optimizer:
         epochs(optimizer, monitor, 0.9)
     assert list(json.loads(path.read_text()).values()) == [128]
     kept.away()
@@ -107,33 +99,18 @@ def test_the_first_run_that_converges_is_the_best_that_is_known(
 
 
 def test_a_cache_that_cannot_be_written(
-    optimize: Optimize, monitor: FakeMonitor, tmp_path: Path
+    begin: Optimize, monitor: FakeMonitor, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    optimizer = optimize(cache=tmp_path / "file" / "best.json")
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin(cache=tmp_path / "file" / "best.json") as optimizer:
         epochs(optimizer, monitor, 0.9)
     assert optimizer.converged
 
 
-def test_an_offline_run_reaches_its_target(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor
-) -> None:
-    kept.away()
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
-        assert epochs(optimizer, monitor, 0.1, 0.9, 0.9) == 2
-    assert optimizer.converged
-
-
 def test_away_in_between(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
+    begin: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         epochs(optimizer, monitor, 0.1)
         kept.away()
         epochs(optimizer, monitor, 0.2, 0.3)
@@ -152,11 +129,9 @@ def test_away_in_between(
 
 
 def test_training_waits_once_and_not_again(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor
+    begin: Optimize, kept: Between, monitor: FakeMonitor
 ) -> None:
-    optimizer = optimize(wait_s=0.1)
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin(wait_s=0.1) as optimizer:
         kept.away()
         epochs(optimizer, monitor, 0.1)
         before = len(kept.asking)
@@ -168,13 +143,11 @@ def test_training_waits_once_and_not_again(
 
 
 def test_while_away_the_same_rules_hold(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor, monkeypatch: pytest.MonkeyPatch
+    begin: Optimize, kept: Between, monitor: FakeMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zeus.optimizer.batch_size.run.EXIT_S", 0.1)
     kept.changed = {"cost_bound": 1000.0}
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         kept.away()
         assert epochs(optimizer, monitor, *[0.1] * 9, joules=300) == 3
         assert optimizer.training_finished
@@ -183,15 +156,14 @@ def test_while_away_the_same_rules_hold(
 
 def test_a_run_that_ends_while_nobody_answers(
     optimize: Optimize,
+    begin: Optimize,
     kept: Between,
     monitor: FakeMonitor,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("zeus.optimizer.batch_size.run.EXIT_S", 0.1)
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         kept.away()
         epochs(optimizer, monitor, 0.9)
     assert optimizer.converged
@@ -211,11 +183,9 @@ def test_a_run_that_ends_while_nobody_answers(
 
 
 def test_a_server_that_does_not_know_the_run_any_more_gets_no_reports(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
+    begin: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         epochs(optimizer, monitor, 0.1)
         store = kept.store()
         store.delete(JOB_ID)
@@ -229,16 +199,21 @@ def test_a_server_that_does_not_know_the_run_any_more_gets_no_reports(
 
 
 def test_an_error_of_the_store_counts_as_unreachable(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
+    optimize: Optimize,
+    begin: Optimize,
+    kept: Between,
+    monitor: FakeMonitor,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     optimizer = optimize()
     kept.fails = ZeroDivisionError("division by zero")
     assert optimizer.get_batch_size() == 64
     assert "keeping trials failed (ZeroDivisionError: division by zero)" in caplog.text
-    kept.fails = None
-    optimizer = optimize()
-    optimizer.get_batch_size()
     with optimizer:
+        assert epochs(optimizer, monitor, 0.1, 0.9, 0.9) == 2
+    assert optimizer.converged
+    kept.fails = None
+    with begin() as optimizer:
         kept.fails = ZeroDivisionError("division by zero")
         epochs(optimizer, monitor, 0.1)
         kept.fails = None
@@ -248,16 +223,14 @@ def test_an_error_of_the_store_counts_as_unreachable(
 
 
 def test_a_short_absence_is_waited_for(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
+    begin: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     def back_soon(status: int) -> None:
         kept.fails = ZeusBSORuntimeError("in trouble", status)
         threading.Timer(0.1, lambda: setattr(kept, "fails", None)).start()
 
     back_soon(503)
-    optimizer = optimize(wait_s=60)
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin(wait_s=60) as optimizer:
         back_soon(0)
         epochs(optimizer, monitor, 0.1)
         assert kept.trials()[0].epochs == 1
@@ -268,11 +241,10 @@ def test_a_short_absence_is_waited_for(
 
 
 def test_a_run_is_kept_alive_until_it_ends(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor
+    begin: Optimize, kept: Between, monitor: FakeMonitor
 ) -> None:
     kept.lease_s = 0.4
-    optimizer = optimize()
-    optimizer.get_batch_size()
+    optimizer = begin()
     wait_for(lambda: kept.asked.count("heartbeat") >= 3, "heartbeats")
     assert kept.trials()[0].heard_s > kept.trials()[0].began_s
     with optimizer:
@@ -283,11 +255,9 @@ def test_a_run_is_kept_alive_until_it_ends(
 
 
 def test_a_refusal_does_not_end_what_has_begun_and_is_not_waited_for(
-    optimize: Optimize, kept: Between, monitor: FakeMonitor
+    optimize: Optimize, begin: Optimize, kept: Between, monitor: FakeMonitor
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         kept.fails = ZeusBSORuntimeError("the token is wrong", 401)
         assert epochs(optimizer, monitor, 0.1, 0.9) == 2
     assert optimizer.converged

@@ -5,15 +5,14 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving import ServerProcess, environment
 from tests.support import free_port, wait_for
 from tests.zeus.batch_size.client.conftest import Optimize
 from tests.zeus.batch_size.client.fakes import Between, FakeMonitor, epochs, job
+from tests.zeus.batch_size.server.running import RunningServer, running_server
 from zeus.optimizer.batch_size.common import (
     EndTrial,
     JobSpecFromClient,
@@ -27,33 +26,20 @@ from zeus.optimizer.batch_size.http import HttpTrials
 TOKEN = "a secret"
 
 
-class Server(ServerProcess):
-    """`bso serve`."""
-
-    def __init__(self, folder: Path) -> None:
-        env = environment("ZEUS_BSO_", {"TOKEN": TOKEN})
-        command = ["-m", "zeus.optimizer.batch_size", "serve", "--db", str(folder / "bso.db")]
-        super().__init__(folder, command, env)
-
-    def trials(self, job_id: str) -> list[dict[str, Any]]:
-        """A job's trials."""
-        found: list[dict[str, Any]] = self.http.get(f"/jobs/{job_id}").json()["trials"]
-        return found
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("server"))
-    try:
-        running.wait_until_serving()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server"), TOKEN=TOKEN) as running:
         yield running
-    finally:
-        running.stop()
-        running.http.close()
+
+
+def kept_by(server: RunningServer, job_id: str) -> list[dict[str, Any]]:
+    """A job's trials."""
+    found: list[dict[str, Any]] = server.http.get(f"/jobs/{job_id}").json()["trials"]
+    return found
 
 
 @pytest.fixture
-def trials(server: Server) -> Iterator[Trials]:
+def trials(server: RunningServer) -> Iterator[Trials]:
     """The way there."""
     made = HttpTrials(server.url, TOKEN)
     yield made
@@ -67,7 +53,7 @@ def spec(job_id: str, **more: Any) -> JobSpecFromClient:
     return JobSpecFromClient.model_validate({**given, **gpu})
 
 
-def test_requests_may_be_repeated(trials: Trials, server: Server) -> None:
+def test_requests_may_be_repeated(trials: Trials, server: RunningServer) -> None:
     made = [trials.register(spec("repeated")) for _ in range(2)]
     assert made[0] == made[1]
     begun = [trials.begin_trial("repeated", "key") for _ in range(2)]
@@ -95,7 +81,7 @@ def test_requests_may_be_repeated(trials: Trials, server: Server) -> None:
         trials.end_trial(EndTrial(**trial.model_dump(), reason="oom"))
     assert trials.begin_trial("repeated", "key").reason == "oom"
     assert trials.begin_trial("repeated", "another key").batch_size == 32
-    assert len(server.trials("repeated")) == 2
+    assert len(kept_by(server, "repeated")) == 2
 
 
 @pytest.mark.parametrize("name", ["with spaces", "größer", "100%", "100%41", "a:b@c"])
@@ -115,7 +101,7 @@ def refused(status: int, ask: Any, *arguments: Any) -> str:
     return error.value.message
 
 
-def test_refusals_say_why(trials: Trials, server: Server) -> None:
+def test_refusals_say_why(trials: Trials, server: RunningServer) -> None:
     trials.register(spec("refused"))
     assert "beta_knob" in refused(409, trials.register, spec("refused", beta_knob=3))
     assert "no job" in refused(404, trials.begin_trial, "unknown", "key")
@@ -130,15 +116,6 @@ def test_refusals_say_why(trials: Trials, server: Server) -> None:
     assert "start it" in refused(0, gone.register, spec("refused"))
     gone.close()
     assert "cannot be reached" in refused(0, gone.register, spec("refused"))
-
-
-def test_the_token_comes_from_the_environment(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ZEUS_BSO_TOKEN", TOKEN)
-    trials = HttpTrials(f"{server.url}/")
-    assert trials.register(spec("environment")).job_id == "environment"
-    trials.close()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +184,7 @@ def test_a_run_with_a_server_that_is_killed_meanwhile(
     optimize: Optimize,
     kept: Between,
     monitor: FakeMonitor,
-    server: Server,
+    server: RunningServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -216,14 +193,14 @@ def test_a_run_with_a_server_that_is_killed_meanwhile(
     assert optimizer.get_batch_size() == 64
     with optimizer:
         epochs(optimizer, monitor, 0.1)
-        assert server.trials("cifar-killed")[0]["epochs"] == 1
+        assert kept_by(server, "cifar-killed")[0]["epochs"] == 1
         server.kill()
         epochs(optimizer, monitor, 0.1, 0.1)
         assert caplog.text.count("reports are sent later") == 1
         server.start_again()
-        wait_for(lambda: server.trials("cifar-killed")[0]["epochs"] == 3, "the newest report")
+        wait_for(lambda: kept_by(server, "cifar-killed")[0]["epochs"] == 3, "the newest report")
         epochs(optimizer, monitor, 0.9)
     assert optimizer.converged
-    (trial,) = server.trials("cifar-killed")
+    (trial,) = kept_by(server, "cifar-killed")
     assert (trial["status"], trial["converged"], trial["energy_j"]) == ("ok", True, 400)
     assert kept.asked == []  # no file beside it

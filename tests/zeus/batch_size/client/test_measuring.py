@@ -16,11 +16,10 @@ from zeusd.devices.simulated import Work
 
 
 def test_the_cost_is_what_the_monitors_windows_measure(
-    optimize: Optimize, kept: Between, node: VirtualNode, work: Work
+    begin: Optimize, kept: Between, node: VirtualNode, work: Work
 ) -> None:
     monitor = node.monitor()
-    optimizer = optimize(like=monitor)
-    optimizer.get_batch_size()
+    optimizer = begin(like=monitor)
     registered = optimizer.job.model_dump()
     assert (registered["max_power"], registered["number_of_gpus"]) == (250, 1)
     work.run(5)
@@ -75,12 +74,10 @@ def test_the_power_limit_search_counts_as_overhead(
 
 
 def test_no_cost_stops_a_run_while_a_limit_is_searched_for(
-    optimize: Optimize, kept: Between, node: VirtualNode, work: Work
+    optimize: Optimize, begin: Optimize, kept: Between, node: VirtualNode, work: Work
 ) -> None:
     monitor = node.monitor()
-    cheap = optimize(like=monitor)
-    cheap.get_batch_size()
-    with cheap:
+    with begin(like=monitor) as cheap:
         work.run(1)
         cheap.on_evaluate(0.9)
     search = GlobalPowerLimitOptimizer(monitor, ZeusCost(0.5), 1, 5, 20, 50, search="exhaustive")

@@ -23,17 +23,6 @@ from zeus.optimizer.batch_size.exceptions import (
     ZeusBSOTrainFailError,
 )
 
-
-def converge(optimize: Optimize, monitor: FakeMonitor, joules: float = 100.0) -> int:
-    """A run that reaches its target in its second epoch. Returns its batch size."""
-    optimizer = optimize()
-    size = optimizer.get_batch_size()
-    with optimizer:
-        assert epochs(optimizer, monitor, 0.1, 0.9, 0.9, joules=joules) == 2
-    assert optimizer.converged
-    return size
-
-
 # -------------------------------------------------------------------------------- the usual course
 
 
@@ -66,19 +55,10 @@ def test_a_run_that_reaches_its_target(
     assert kept.open == 0
 
 
-def test_a_lower_metric_may_be_better(optimize: Optimize, monitor: FakeMonitor) -> None:
-    optimizer = optimize(higher_is_better_metric=False, target_metric=1.5)
-    optimizer.get_batch_size()
-    with optimizer:
-        assert epochs(optimizer, monitor, 9.0, 1.6, 1.5, 1.4) == 3
-    assert optimizer.converged
-
-
 def test_waiting_for_the_trials_store_does_not_count(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
+    begin: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
+    optimizer = begin()
     link = optimizer._run._link
     send = link.report
 
@@ -94,12 +74,12 @@ def test_waiting_for_the_trials_store_does_not_count(
 
 
 def test_a_run_stops_before_it_spends_more_than_its_bound(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
+    begin: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
-    converge(optimize, monitor)
-    converge(optimize, monitor)
-    optimizer = optimize()
-    optimizer.get_batch_size()
+    for _ in range(2):
+        with begin() as optimizer:
+            assert epochs(optimizer, monitor, 0.1, 0.9, 0.9) == 2
+    optimizer = begin()
     bound = kept.trials()[-1].cost_bound
     assert bound is not None
     with optimizer:
@@ -111,40 +91,14 @@ def test_a_run_stops_before_it_spends_more_than_its_bound(
     assert "would have cost" in caplog.text
 
 
-def test_a_run_stops_after_all_its_epochs(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
-) -> None:
-    optimizer = optimize(max_epochs=3)
-    optimizer.get_batch_size()
-    with optimizer:
-        assert epochs(optimizer, monitor, *[0.1] * 9) == 3
-    assert optimizer.training_finished
-    assert not optimizer.converged
-    assert kept.trials()[0].status == "ok"
-
-
 def test_raise_on_failure_reports_a_failure_by_an_error(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
+    begin: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
-    optimizer = optimize(max_epochs=2, raise_on_failure=True)
-    optimizer.get_batch_size()
+    optimizer = begin(max_epochs=2, raise_on_failure=True)
     with pytest.raises(ZeusBSOTrainFailError, match=r"64 is given up: .*max_epochs 2"):
         with optimizer:
             epochs(optimizer, monitor, 0.1, 0.1)
     assert kept.trials()[0].status == "ok"  # it is no crash
-
-
-def test_recurrences_find_a_cheaper_size(optimize: Optimize, monitor: FakeMonitor) -> None:
-    joules = {16: 400.0, 32: 100.0, 64: 200.0, 128: 300.0}
-    sizes = []
-    for _ in range(12):
-        optimizer = optimize(policy="pruning-gts", beta_knob=None)
-        size = optimizer.get_batch_size()
-        with optimizer:
-            epochs(optimizer, monitor, 0.1, 0.9, joules=joules[size])
-        sizes.append(size)
-    assert sizes[0] == 64
-    assert 32 in sizes
 
 
 # ------------------------------------------------------------------------------------- mistakes
@@ -270,15 +224,13 @@ class Tensor:
 
 @pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf, None, "good"])
 def test_a_metric_that_is_not_finite_does_not_reach_the_target(
-    optimize: Optimize,
+    begin: Optimize,
     monitor: FakeMonitor,
     kept: Between,
     caplog: pytest.LogCaptureFixture,
     metric: Any,
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         epochs(optimizer, monitor, metric, metric)
         assert not optimizer.training_finished
         assert kept.trials()[0].epochs == 2
@@ -292,10 +244,9 @@ def test_a_metric_that_is_not_finite_does_not_reach_the_target(
 
 
 def test_epochs_without_an_evaluation_count(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
+    begin: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
-    optimizer = optimize(max_epochs=5)
-    optimizer.get_batch_size()
+    optimizer = begin(max_epochs=5)
     seen = []
     with optimizer:
         for epoch in range(1, 6):
@@ -313,23 +264,17 @@ def test_epochs_without_an_evaluation_count(
 
 
 def test_epochs_may_be_reported_by_their_ends_only(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
+    begin: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         for _ in range(3):
             optimizer.on_epoch_end()
         optimizer.on_evaluate(0.1)
         assert kept.trials()[0].epochs == 3
 
 
-def test_evaluations_within_an_epoch(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
-) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+def test_evaluations_within_an_epoch(begin: Optimize, monitor: FakeMonitor, kept: Between) -> None:
+    with begin() as optimizer:
         for _ in range(2):
             for step in optimizer.steps(range(4)):
                 monitor.use(1, 50)
@@ -355,6 +300,7 @@ def stopped(optimizer: BatchSizeOptimizer, monitor: FakeMonitor, *metrics: float
 
 def test_a_run_that_was_stopped_continues(
     optimize: Optimize,
+    begin: Optimize,
     monitor: FakeMonitor,
     kept: Between,
     monkeypatch: pytest.MonkeyPatch,
@@ -379,51 +325,24 @@ def test_a_run_that_was_stopped_continues(
     assert (trial.status, trial.epochs, trial.time, trial.energy) == ("ok", 4, 8, 400)
 
     # The same name once more: that trial has ended, so this is another run.
-    third = optimize()
-    third.get_batch_size()
+    third = begin()
     assert (third.trial_number, third.cur_epoch) == (3, 0)
     stopped(third, monitor, 0.1)
-    fourth = optimize()
-    fourth.get_batch_size()
+    fourth = begin()
     assert (fourth.trial_number, fourth.cur_epoch) == (3, 1)
     fourth.on_train_end()
 
 
-def test_a_run_that_was_considered_lost_continues(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
-) -> None:
-    kept.lease_s = 0.0
-    stopped(optimize(run_id="a"), monitor, 0.1)
-    optimize().get_batch_size()
-    assert kept.trials()[0].status == "lost"
-    kept.lease_s = 600.0
-    again = optimize(run_id="a")
-    again.get_batch_size()
-    assert again.trial_number == 1
-    with again:
-        epochs(again, monitor, 0.9)
-    assert (kept.trials()[0].status, kept.trials()[0].epochs) == ("ok", 2)
-
-
 def test_a_run_that_crashed_has_ended_under_any_name(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
+    begin: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
-    optimizer = optimize(run_id="a")
-    optimizer.get_batch_size()
+    optimizer = begin(run_id="a")
     with pytest.raises(ZeroDivisionError), optimizer:
         epochs(optimizer, monitor, 0.1)
         raise ZeroDivisionError
     assert kept.trials()[0].status == "failed"
-    again = optimize(run_id="a")
-    again.get_batch_size()
+    again = begin(run_id="a")
     assert (again.trial_number, again.cur_epoch) == (2, 0)
-
-
-def test_a_run_without_a_name_is_over_when_it_is_stopped(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
-) -> None:
-    stopped(optimize(), monitor, 0.1)
-    assert kept.trials()[0].status == "cancelled"
 
 
 # ----------------------------------------------------------------------------------------- ends
@@ -452,10 +371,9 @@ def test_a_size_for_which_memory_does_not_suffice_is_not_tried_again(
 
 
 def test_a_crash_counts_once_and_a_retry_after_it_does_not(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between
+    begin: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
+    optimizer = begin()
     try:
         with optimizer:
             raise ZeroDivisionError
@@ -467,11 +385,9 @@ def test_a_crash_counts_once_and_a_retry_after_it_does_not(
 
 
 def test_a_run_that_ends_early_gives_no_information(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
+    begin: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         epochs(optimizer, monitor, 0.1, 0.2)
     assert kept.trials()[0].status == "cancelled"
     assert "after 2 epochs, before its target or max_epochs 10" in caplog.text
@@ -479,10 +395,9 @@ def test_a_run_that_ends_early_gives_no_information(
 
 
 def test_a_child_of_fork_does_not_affect_the_run(
-    optimize: Optimize, kept: Between, monkeypatch: pytest.MonkeyPatch
+    begin: Optimize, kept: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
+    optimizer = begin()
     optimizer.on_train_begin()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: 1)
@@ -498,11 +413,9 @@ def test_a_child_of_fork_does_not_affect_the_run(
 
 
 def test_an_energy_that_is_known_later_is_reported_later(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
+    begin: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         monitor.gone = True
         epochs(optimizer, monitor, 0.1, 0.1)
         assert kept.trials()[0].epochs == 0
@@ -515,15 +428,13 @@ def test_an_energy_that_is_known_later_is_reported_later(
 
 @pytest.mark.parametrize("joules", [100.0, math.nan])
 def test_a_run_whose_energy_stays_unknown_does_not_count(
-    optimize: Optimize,
+    begin: Optimize,
     monitor: FakeMonitor,
     kept: Between,
     caplog: pytest.LogCaptureFixture,
     joules: float,
 ) -> None:
-    optimizer = optimize()
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin() as optimizer:
         monitor.gone = not math.isnan(joules)
         assert (
             epochs(optimizer, monitor, 0.1, 0.9, 0.9, joules=joules) == 2
@@ -534,11 +445,9 @@ def test_a_run_whose_energy_stays_unknown_does_not_count(
 
 
 def test_windows_that_someone_closed(
-    optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
+    begin: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
-    optimizer = optimize(max_epochs=3)
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin(max_epochs=3) as optimizer:
         epochs(optimizer, monitor, 0.1)
         monitor.measurement_states.clear()
         assert epochs(optimizer, monitor, 0.1, 0.1, 0.1) == 2
@@ -548,16 +457,14 @@ def test_windows_that_someone_closed(
 
 
 def test_internal_errors_do_not_end_training(
-    optimize: Optimize,
+    begin: Optimize,
     monitor: FakeMonitor,
     kept: Between,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    optimizer = optimize(max_epochs=4)
-    optimizer.get_batch_size()
-    with optimizer:
+    with begin(max_epochs=4) as optimizer:
         epochs(optimizer, monitor, 0.1)
         monkeypatch.setattr(monitor, "end_window", lambda *args, **more: 1 / 0)
         assert epochs(optimizer, monitor, *[0.1] * 9) == 3  # no loop without an end
@@ -577,11 +484,10 @@ def test_a_deleted_job_is_registered_again(optimize: Optimize, kept: Between) ->
 
 
 def test_no_size_is_left(
-    optimize: Optimize, kept: Between, caplog: pytest.LogCaptureFixture
+    optimize: Optimize, begin: Optimize, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
     only = {"batch_sizes": [64], "job_id": "cifar-one"}
-    optimizer = optimize(**only)
-    optimizer.get_batch_size()
+    optimizer = begin(**only)
     with pytest.raises(OutOfMemoryError), optimizer:
         raise OutOfMemoryError
     assert optimize(**only).get_batch_size() == 64  # a run is not ours to forbid

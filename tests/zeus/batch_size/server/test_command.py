@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,13 +24,11 @@ from zeus.optimizer.batch_size.store import Store
 Bso = Callable[..., Result]
 
 
-@pytest.fixture
-def bso(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bso:
-    """Runs the command where there is a database with a job."""
-    for name in [name for name in os.environ if name.startswith("ZEUS_BSO_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    store = Store("bso.db")
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with a job that has trained, and a new one."""
+    path = tmp_path_factory.mktemp("jobs") / "bso.db"
+    store = Store(path)
     store.register(spec(policy="pruning-gts"))
     for n in range(4):
         train(store, store.begin_trial("job", f"run {n}"))
@@ -39,6 +38,16 @@ def bso(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bso:
     )
     store.register(spec("job-new"))
     store.close()
+    return path
+
+
+@pytest.fixture
+def bso(jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bso:
+    """Runs the command where there is such a database."""
+    for name in [name for name in os.environ if name.startswith("ZEUS_BSO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(jobs, "bso.db")
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(main, arguments)
@@ -80,6 +89,10 @@ def test_a_job_is_shown(bso: Bso) -> None:
     assert shown["best_batch_size"] == 32
     assert len(shown["trials"]) == 5
     assert "no batch size is known to reach it" in done(bso("show", "job-new"))
+    store = Store("bso.db")
+    store.begin_trial("job-new", "one")
+    store.close()
+    assert "running, heard 0 s ago" in done(bso("show", "job-new"))
     assert "there is no job other" in failed(bso("show", "other"), 6)
 
 
@@ -113,8 +126,9 @@ def test_jobs_are_released_and_deleted(bso: Bso) -> None:
     assert len(json.loads(done(bso("jobs", "--json")))) == 1
 
 
-@pytest.mark.parametrize("verb", ["show", "delete", "release", "export"])
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
+@pytest.mark.parametrize(
+    ("verb", "name"), [("show", ""), ("delete", "."), ("release", ".."), ("export", "a/b")]
+)
 def test_what_cannot_be_the_name_of_a_job_is_wrong_usage(bso: Bso, verb: str, name: str) -> None:
     for source in ((), ("--server", f"http://127.0.0.1:{free_port()}")):
         assert f"{name!r} is not valid; use 1 to" in failed(bso(verb, name, *source), 2)
@@ -140,6 +154,7 @@ def test_no_database_is_made_by_looking_for_one(bso: Bso) -> None:
         ("", {"LEASE_S": "soon"}, "ZEUS_BSO_LEASE_S: ", 2),
         ("--log-level loud", {}, "ZEUS_BSO_LOG_LEVEL: must be one of DEBUG", 2),
         ("--db /proc/nowhere/x.db", {}, "/proc/nowhere/x.db cannot be used", 3),
+        ("--db no/x.db", {}, "make it, or name another file", 3),
         ("", {"DATABASE_URL": "mysql://h/n"}, "mysql databases are not supported", 2),
     ],
 )
@@ -156,6 +171,7 @@ def test_failures_to_start_a_server_are_reported_in_one_sentence(
     monkeypatch.setenv("ZEUS_BSO_DB_USER", "of a compose file")  # no concern of the server's
     said = failed(bso("serve", *arguments.split()), code)
     assert words in said
+    assert not Path("no").exists()
     assert len(said.splitlines()) == 1
 
 
@@ -170,7 +186,6 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         ("sqlalchemy", "jobs", "sqlalchemy: pip install 'zeusd[bso-server]'"),
         ("numpy", "jobs", "numpy: pip install 'zeusd[bso-server]'"),
         ("fastapi", "serve", "fastapi: pip install 'zeusd[bso-server]'"),
-        ("uvicorn", "serve", "uvicorn: pip install 'zeusd[bso-server]'"),
         ("psycopg", "serve --db postgresql://h/n", "psycopg: pip install 'zeusd[postgresql]'"),
         ("httpx", "jobs --server http://h", "httpx; install it with pip install 'zeusd[bso]'"),
         ("sqlalchemy,numpy,fastapi,httpx,torch", "--help", ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -115,23 +114,6 @@ def test_a_job_that_was_deleted_and_registered_again_is_another(
     assert store.begin_trial("job", "new").batch_size == 16
     store.close()
     other.close()
-
-
-def test_many_threads_begin_trials_of_one_job(tmp_path: Path, clock: Clock) -> None:
-    store = Store(tmp_path / "bso.db", clock=clock)
-    store.register(spec())
-    numbers: list[int] = []
-
-    def begin(name: int) -> None:
-        numbers.append(store.begin_trial("job", f"key {name}").trial_number)
-
-    threads = [threading.Thread(target=begin, args=(name,)) for name in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(numbers) == list(range(1, 13))
-    store.close()
 
 
 # --- families -----------------------------------------------------------------------------------

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.browser import Page, browser
 from tests.zeus.batch_size.server.running import RunningServer, running_server
-from tests.zeus.batch_size.server.training import body, convex, result
-from zeus.optimizer.batch_size.common import NewTrial
+from tests.zeus.batch_size.server.training import result, spec, train
+from zeus.optimizer.batch_size.common import EndTrial, NewTrial, TrialId
+from zeus.optimizer.batch_size.http import HttpTrials
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -30,14 +30,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One whose changes need a token."""
     with running_server(tmp_path_factory.mktemp("server"), TOKEN="secret") as found:
-        found.http.headers["Authorization"] = "Bearer secret"
         yield found
 
 
-@pytest.fixture(autouse=True)
-def _no_jobs(server: RunningServer) -> None:
-    for job in server.http.get("/jobs").json():
-        server.http.delete("/jobs", params={"job_id": job["job_id"]})
+@pytest.fixture
+def trials(server: RunningServer) -> Iterator[HttpTrials]:
+    """Its jobs and trials: none yet."""
+    made = HttpTrials(server.url, "secret")
+    for job in made.summaries():
+        made.delete(job["job_id"])
+    yield made
+    made.close()
 
 
 def text(page: Page, selector: str) -> str:
@@ -50,28 +53,19 @@ def opened(page: Page, server: RunningServer, job_id: str = "") -> None:
     page.open(server.url + (f"/#{job_id}" if job_id else ""))
 
 
-def registered(http: httpx.Client, job_id: str = "job", **more: Any) -> None:
-    assert http.post("/jobs", json=body(job_id, **more)).status_code == 201
+def begun(trials: HttpTrials) -> NewTrial:
+    return trials.begin_trial("job", uuid.uuid4().hex)
 
 
-def begun(http: httpx.Client, job_id: str = "job") -> NewTrial:
-    return NewTrial.model_validate(http.post(f"/jobs/{job_id}/trials").json())
-
-
-def trained(http: httpx.Client, runs: int) -> None:
+def trained(trials: HttpTrials, runs: int) -> None:
     for _ in range(runs):
-        trial, epoch = begun(http), 0
-        while True:
-            epoch += 1
-            told = result(trial, epoch, convex(trial.batch_size))
-            if http.post("/report", content=told.model_dump_json()).json()["stop_train"]:
-                break
+        train(trials, begun(trials))
 
 
-def test_it_fits_a_phone(page: Page, server: RunningServer) -> None:
-    registered(server.http, "job" + "-with-a-name-that-is-longer-than-any-phone-is-wide" * 3)
-    registered(server.http, policy="pruning-gts")
-    trained(server.http, 2)
+def test_it_fits_a_phone(page: Page, server: RunningServer, trials: HttpTrials) -> None:
+    trials.register(spec("job" + "-with-a-name-that-is-longer-than-any-phone-is-wide" * 3))
+    trials.register(spec(policy="pruning-gts"))
+    trained(trials, 2)
     page.see(390, 844)
     opened(page, server, "job")
     page.wait_for("document.querySelectorAll('#trials tbody tr').length === 2")
@@ -87,14 +81,15 @@ def test_it_fits_a_phone(page: Page, server: RunningServer) -> None:
     page.see(1400, 1500)
 
 
-def test_the_page_shows_a_job_as_it_continues(page: Page, server: RunningServer) -> None:
-    http = server.http
+def test_the_page_shows_a_job_as_it_continues(
+    page: Page, server: RunningServer, trials: HttpTrials
+) -> None:
     opened(page, server)
     page.wait_for("document.querySelector('#none').innerText.includes('No job has registered')")
-    registered(http, policy="pruning-gts")
+    trials.register(spec(policy="pruning-gts"))
     page.wait_for("document.querySelector('#title').innerText.startsWith('job')")
     page.wait_for("document.querySelector('#posterior').textContent === 'No run has ended yet.'")
-    trained(http, 4)
+    trained(trials, 4)
     page.wait_for("document.querySelectorAll('#trials tbody tr').length === 4")
     assert "best batch size\n32" in text(page, "#tiles")
     assert "−23.1 % on the default 64" in text(page, "#tiles")
@@ -111,10 +106,10 @@ def test_the_page_shows_a_job_as_it_continues(page: Page, server: RunningServer)
     best = page.run("document.querySelector('#sizes tr.best').innerText")
     assert best.startswith("32\t1 kJ")
     # Live: a run begins, and reports.
-    running = begun(http)
+    running = begun(trials)
     page.wait_for("document.querySelectorAll('#regret circle.running').length === 1")
     assert "1 running" in text(page, "#title")
-    http.post("/report", content=result(running, 2, 1000.0).model_dump_json())
+    trials.report(result(running, 2, 1000.0))
     page.wait_for("document.querySelector('#trials tbody tr').innerText.includes('500 J')")
     # The page shows what is under the mouse.
     x, y = page.run(
@@ -127,12 +122,11 @@ def test_the_page_shows_a_job_as_it_continues(page: Page, server: RunningServer)
 
 
 def test_sizes_that_are_kept_out_are_released_with_the_token(
-    page: Page, server: RunningServer
+    page: Page, server: RunningServer, trials: HttpTrials
 ) -> None:
-    http = server.http
-    registered(http)
-    trial = begun(http).model_dump(include={"job_id", "batch_size", "trial_number"})
-    http.patch("/trials", json={**trial, "reason": "oom"})
+    trials.register(spec())
+    trial = begun(trials).model_dump(include=set(TrialId.model_fields))
+    trials.end_trial(EndTrial(**trial, reason="oom"))
     opened(page, server, "job")
     page.wait_for("document.querySelector('#why')?.innerText.includes('does not suffice for 64')")
     assert "out of GPU memory" in text(page, "#trials")
@@ -141,12 +135,14 @@ def test_sizes_that_are_kept_out_are_released_with_the_token(
     page.type("#token", "secret")
     page.click("#release")
     page.wait_for("document.querySelector('#kept-out').classList.contains('gone')")
-    assert not any(one["excluded"] for one in http.get("/jobs/job").json()["estimates"])
+    assert not any(one["excluded"] for one in trials.details("job")["estimates"])
 
 
-def test_metadata_of_jobs_is_never_executed(page: Page, server: RunningServer) -> None:
+def test_metadata_of_jobs_is_never_executed(
+    page: Page, server: RunningServer, trials: HttpTrials
+) -> None:
     name = EVIL.replace("/", "")
-    registered(server.http, name, gpu_model=EVIL)
+    trials.register(spec(name, gpu_model=EVIL))
     opened(page, server)
     page.wait_for("document.querySelector('#title')?.innerText.includes('<img src=x')")
     assert name in text(page, "#title")
@@ -163,9 +159,11 @@ def test_metadata_of_jobs_is_never_executed(page: Page, server: RunningServer) -
     assert page.run("window.ran") is None
 
 
-def test_jobs_are_picked_and_filtered(page: Page, server: RunningServer) -> None:
+def test_jobs_are_picked_and_filtered(
+    page: Page, server: RunningServer, trials: HttpTrials
+) -> None:
     for n in range(9):
-        registered(server.http, f"job-{n}", gpu_model=f"GPU {n}")
+        trials.register(spec(f"job-{n}", gpu_model=f"GPU {n}"))
     opened(page, server)
     page.wait_for("document.querySelectorAll('#jobs a').length === 9")
     page.click("#jobs a:nth-child(4)")
@@ -180,8 +178,9 @@ def test_jobs_are_picked_and_filtered(page: Page, server: RunningServer) -> None
 
 def test_reading_with_a_token_and_a_server_that_is_away(page: Page, tmp_path: Path) -> None:
     with running_server(tmp_path, TOKEN="secret", READ_TOKEN="look") as server:
-        server.http.headers["Authorization"] = "Bearer secret"
-        registered(server.http)
+        trials = HttpTrials(server.url, "secret")
+        trials.register(spec())
+        trials.close()
         opened(page, server)
         page.wait_for("document.querySelector('#away').innerText.includes('asks for a token')")
         page.type("#token", "look")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.serving import ServerProcess, environment
 from tests.zeus.batch_size.client.fakes import FakeMonitor, epochs, job
 from tests.zeus.batch_size.server.conftest import Serve
+from tests.zeus.batch_size.server.running import running_server
 from tests.zeus.batch_size.server.training import EPOCHS, body, result, spec
 from zeus.optimizer.batch_size import BatchSizeOptimizer
 from zeus.optimizer.batch_size.command import main
@@ -107,15 +107,12 @@ def test_two_clients_of_a_server_whose_database_is_restored(
     """Run A began after the backup, and goes on; run B gets its number."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path, copy = tmp_path / "bso.db", tmp_path / "copy.db"
-    command = ["-m", "zeus.optimizer.batch_size", "serve", "--db", str(path)]
-    server = ServerProcess(tmp_path, command, environment("ZEUS_BSO_"))
+    with running_server(tmp_path, str(path)) as server:
 
-    def client() -> tuple[BatchSizeOptimizer, FakeMonitor]:
-        monitor: Any = FakeMonitor()
-        return BatchSizeOptimizer(monitor, server.url, job(), 0), monitor
+        def client() -> tuple[BatchSizeOptimizer, FakeMonitor]:
+            monitor: Any = FakeMonitor()
+            return BatchSizeOptimizer(monitor, server.url, job(), 0), monitor
 
-    try:
-        server.wait_until_serving()
         a, of_a = client()
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
@@ -136,16 +133,6 @@ def test_two_clients_of_a_server_whose_database_is_restored(
             epochs(b, of_b, 0.1)
             assert not b.training_finished
             assert not b.converged
-    finally:
-        server.stop()
-        server.http.close()
-
-
-def test_a_server_makes_no_folders(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["serve", "--db", str(tmp_path / "no" / "x.db")])
-    assert done.exit_code == 3
-    assert f"there is no folder {tmp_path / 'no'}; make it, or name another file" in done.output
-    assert not (tmp_path / "no").exists()
 
 
 def test_a_job_needs_no_prefix(serve: Serve) -> None:

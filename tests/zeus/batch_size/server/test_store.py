@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.zeus.batch_size.server.conftest import Clock
 from tests.zeus.batch_size.server.training import EPOCHS, body, convex, result, spec, train
-from zeus.optimizer.batch_size.choosing import SILENT
 from zeus.optimizer.batch_size.common import EndTrial, JobSpecFromClient, NewTrial, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 
 
-def refused(status: int) -> Any:
+@contextlib.contextmanager
+def refused(status: int) -> Iterator[Any]:
     """Expects a refusal with this status."""
-
-    class Refused:
-        def __enter__(self) -> Any:
-            self._raises = pytest.raises(ZeusBSORuntimeError)
-            self._info = self._raises.__enter__()
-            return self._info
-
-        def __exit__(self, *args: Any) -> bool:
-            done = self._raises.__exit__(*args)
-            assert self._info.value.status == status, self._info.value.message
-            return bool(done)
-
-    return Refused()
+    with pytest.raises(ZeusBSORuntimeError) as told:
+        yield told
+    assert told.value.status == status, told.value.message
 
 
 def end(trial: NewTrial, reason: Any) -> EndTrial:
@@ -48,16 +40,10 @@ def test_a_job_is_found_again_and_must_be_the_same(store: Store) -> None:
     assert store.register(spec(batch_sizes=[256, 8, 16, 32, 64, 128, 8])) == made
     with refused(409) as told:
         store.register(spec(gpu_model="A40", target_metric=0.6))
-    assert "target_metric 0.5 and not 0.6, gpu_model 'V100' and not 'A40'" in _sorted(told)
+    for differs in ("target_metric 0.5 and not 0.6", "gpu_model 'V100' and not 'A40'"):
+        assert differs in told.value.message
     assert [job["job_id"] for job in store.summaries()] == [made.job_id]
     assert store.job(made.job_id)[0].spec == made
-
-
-def _sorted(told: Any) -> str:
-    # Whichever field comes first.
-    text: str = told.value.message
-    parts = text.partition("with ")[2].partition(";")[0].split(", ")
-    return ", ".join(sorted(parts, key=lambda part: not part.startswith("target")))
 
 
 def test_names_are_made_and_differ(store: Store) -> None:
@@ -75,7 +61,7 @@ def test_names_are_made_and_differ(store: Store) -> None:
 def test_a_job_from_the_first_trial_to_the_best_size(store: Store) -> None:
     store.register(spec())
     sizes = []
-    for number in range(1, 26):
+    for number in range(1, 11):
         trial = store.begin_trial("job", f"run {number}")
         assert trial.trial_number == number
         assert trial.lease_s == 60.0
@@ -83,19 +69,19 @@ def test_a_job_from_the_first_trial_to_the_best_size(store: Store) -> None:
         answer = train(store, trial)
         assert answer.stop_train
     assert sizes[0] == 64
-    assert sizes[-5:] == [32] * 5
+    assert sizes[-3:] == [32] * 3
     record, trials = store.job("job")
-    assert (record.trials, record.seed) == (25, 1)
-    assert [trial.number for trial in trials] == list(range(1, 26))
+    assert (record.trials, record.seed) == (10, 1)
+    assert [trial.number for trial in trials] == list(range(1, 11))
     converged = [trial for trial in trials if trial.converged]
-    assert len(converged) >= 20
+    assert len(converged) >= 5
     for trial in converged:
         assert trial.epochs == EPOCHS
         assert trial.energy == pytest.approx(convex(trial.batch_size))
     (seen,) = store.summaries()
     assert seen["cheapest_batch_size"] == 32
     assert seen["converged"] == len(converged)
-    assert seen["counts"]["ok"] == 25
+    assert seen["counts"]["ok"] == 10
     assert seen["energy_j"] == pytest.approx(sum(trial.energy for trial in trials))
 
 
@@ -169,32 +155,6 @@ def test_leases_expire_without_heartbeats(store: Store, clock: Clock) -> None:
     assert [one.status for one in store.job("job")[1]] == ["ok", "running"]
 
 
-def test_a_heartbeat_keeps_a_trial_while_others_begin(store: Store, clock: Clock) -> None:
-    store.register(spec())
-    trial = store.begin_trial("job", "one")
-    for n in range(4):
-        clock.now_s += 50
-        store.heartbeat(trial)
-        store.begin_trial("job", f"other {n}")
-    assert [one.status for one in store.job("job")[1]] == [
-        "running",
-        "lost",
-        "lost",
-        *["running"] * 2,
-    ]
-
-
-def test_a_size_that_lost_trials_have_excluded_can_be_released(store: Store, clock: Clock) -> None:
-    store.register(spec(batch_sizes=[64]))
-    for n in range(SILENT):
-        store.begin_trial("job", f"lost {n}")
-        clock.now_s += 100
-    with refused(409):
-        store.begin_trial("job", "none is left")
-    assert store.release("job") == [64]
-    assert store.begin_trial("job", "after").batch_size == 64
-
-
 def test_a_long_lease_is_the_trials_own(store: Store, clock: Clock) -> None:
     store.register(spec())
     assert store.begin_trial("job", "one", lease_s=1000.0).lease_s == 1000.0
@@ -202,57 +162,6 @@ def test_a_long_lease_is_the_trials_own(store: Store, clock: Clock) -> None:
     store.begin_trial("job", "three")
     clock.now_s += 900
     assert [trial.status for trial in store.job("job")[1]] == ["running", "running", "lost"]
-
-
-def test_requests_at_the_same_time_choose_beside_each_other(store: Store) -> None:
-    store.register(spec(policy="pruning-gts"))
-    train(store, store.begin_trial("job", "first"))
-    explored = store.begin_trial("job", "second").batch_size
-    beside = [store.begin_trial("job", f"beside {n}").batch_size for n in range(3)]
-    assert explored == 32
-    assert beside == [64] * 3  # the best known size
-
-
-def test_ends_keep_sizes_out_until_the_job_is_released(store: Store) -> None:
-    store.register(spec())
-    train(store, store.begin_trial("job", "first"))
-    for n in range(2):
-        store.end_trial(end(_begin_at(store, 32, n), "failed"))
-    store.end_trial(end(_begin_at(store, 16, 3), "oom"))
-    with refused(409) as told:
-        for n in range(20):
-            crashed = store.begin_trial("job", f"crashed {n}")
-            assert crashed.batch_size == 8
-            store.end_trial(end(crashed, "failed"))
-    assert "32: GPU memory does not suffice for 16" in told.value.message
-    assert store.release("job") == [8, 16, 32, 64, 128, 256]
-    assert store.release("job") == []
-    assert store.begin_trial("job", "after").batch_size in (16, 32, 64, 128)
-
-
-def _begin_at(store: Store, size: int, n: int) -> NewTrial:
-    """A trial of this size; others are cancelled, which has no effect."""
-    for k in range(200):
-        trial = store.begin_trial("job", f"looked for {size} {n} {k}")
-        if trial.batch_size == size:
-            return trial
-        if k % 2:
-            store.end_trial(end(trial, "cancelled"))
-        else:
-            train(store, trial)
-    raise AssertionError(f"{size} is never chosen")
-
-
-def test_an_end_may_be_repeated(store: Store) -> None:
-    store.register(spec())
-    trial = store.begin_trial("job", "one")
-    with refused(422):
-        store.end_trial(end(trial, "ok"))
-    store.end_trial(end(trial, "oom"))
-    store.end_trial(end(trial, "failed"))
-    (found,) = store.job("job")[1]
-    assert found.status == "oom"
-    assert store.report(result(trial, 1, 1000.0)).stop_train
 
 
 def test_a_deleted_job_is_gone(store: Store) -> None:

@@ -273,13 +273,6 @@ def test_released_sizes_are_explored_however_many_runs_there_were() -> None:
     assert chosen(dataclasses.replace(job(), released=70)) - {32, 64}
 
 
-@pytest.mark.parametrize("policy", ["gp", "pruning-gts"])
-def test_where_the_default_does_not_work_the_nearest_is_next(policy: Any) -> None:
-    record = job(policy=policy, batch_sizes=[8, 32, 64, 512])
-    log = [over(64, 1, "failed"), over(64, 2, "failed")]
-    assert choose(record, log, 3).batch_size == 32
-
-
 @pytest.mark.parametrize("policy", ["gp", "pruning-gts", "gts"])
 def test_only_runs_that_reached_the_target_bound_the_others(policy: Any) -> None:
     record = job(policy=policy)
@@ -290,11 +283,6 @@ def test_only_runs_that_reached_the_target_bound_the_others(policy: Any) -> None
     assert bound >= 1500.0
     free = job(policy=policy, beta_knob=None)
     assert choose(free, [over(64, 1)], 2).cost_bound == math.inf
-
-
-def test_the_bound_of_the_reference_is_beta_times_the_cheapest() -> None:
-    log = [over(64, 1, cost=1000.0), over(32, 2, cost=800.0), over(16, 3, cost=900.0)]
-    assert choose(job(policy="pruning-gts", beta_knob=1.5), log, 4).cost_bound == 1200.0
 
 
 def test_regret_is_the_cost_beyond_the_best() -> None:
