@@ -25,7 +25,6 @@ from zeus.exceptions import ZeusArgumentError
 from zeus.monitor import Measurement
 from zeus.monitor import energy as energy_module
 from zeus.optimizer.power_limit import (
-    Done,
     Energy,
     GlobalPowerLimitOptimizer,
     MaxSlowdownConstraint,
@@ -221,27 +220,6 @@ def test_a_replay_of_other_windows_is_an_error(tmp_path: Path) -> None:
         ReplayZeusMonitor(log_file=path)
 
 
-def test_an_optimizer_chooses_from_a_replay(node: VirtualNode, work: Work, tmp_path: Path) -> None:
-    rows = [(250, 10.0, 2000.0), (200, 10.5, 1700.0), (150, 12.0, 1500.0), (100, 20.0, 1800.0)]
-    path = tmp_path / "log.csv"
-    path.write_text(
-        "start_time,window_name,elapsed_time,gpu0_energy\n"
-        + "".join(f"0,__GlobalPowerLimitOptimizer_{w},{s},{j}\n" for w, s, j in rows)
-    )
-    optimizer = GlobalPowerLimitOptimizer(
-        ReplayZeusMonitor(log_file=path, ignore_sync_execution=True),
-        Energy(),
-        warmup_steps=2,
-        profile_steps=10,
-        pl_step=50,
-        search="exhaustive",
-    )
-    train(optimizer, work, 60)
-    assert optimizer.state == Done(optimal_power_limit=150_000)
-    assert [(one.power_limit, one.time, one.energy) for one in optimizer.measurements] == rows
-    optimizer.close()
-
-
 # --------------------------------------------------------------------------------- power log
 
 
@@ -354,6 +332,9 @@ def test_where_this_machine_is_can_be_unknown() -> None:
         ({"pl_step": 0}, "pl_step must be positive"),
         ({"warmup_steps": 1.5}, "warmup_steps must be a whole number of steps, not 1.5"),
         ({"wait_steps": -1}, "wait_steps must be non-negative"),
+        ({"warmup_steps": -1}, "warmup_steps must be non-negative"),
+        ({"profile_steps": 0}, "profile_steps must be positive"),
+        ({"search": "fast"}, "adaptive or exhaustive, not 'fast'"),
         ({"profile_steps": True}, "profile_steps must be a whole number"),
         ({"profile_path": "/proc/pl.json"}, "cannot be written to /proc/pl.json"),
         ({"profile_path": "/proc/none/pl.json"}, "cannot be written to /proc/none/pl.json"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import threading
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 
 from tests.support import for_users, in_a_notebook, wait_for
 from tests.zeus.node import VirtualNode, train
-from zeus.exceptions import ZeusdError, ZeusGPUInvalidArgError
+from zeus.exceptions import ZeusdError
 from zeus.optimizer.power_limit import (
     Done,
     Energy,
@@ -23,8 +22,6 @@ from zeus.optimizer.power_limit import (
     MaxSlowdownConstraint,
     OptimumSelector,
     PowerLimitMeasurement,
-    Profiling,
-    Ready,
     Time,
     ZeusCost,
     held,
@@ -93,24 +90,6 @@ def test_it_is_the_default_and_takes_a_third_of_the_steps_at_most(
         assert one.energy / 40 == pytest.approx(joules, rel=0.04)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_in_the_steps_is_not_followed(node: VirtualNode, work: Work, seed: int) -> None:
-    print(f"seed {seed}")
-    randomness = random.Random(seed)
-    plo = optimizer(node)
-    plo.on_epoch_begin()
-    for _ in range(400):
-        plo.on_step_begin()
-        work.run(max(0.5, randomness.gauss(1, 0.05)))
-        plo.on_step_end()
-    assert cost(chosen_w(plo)) <= 1.03 * min(map(cost, table()))
-
-
-def test_an_unknown_search_is_refused(node: VirtualNode) -> None:
-    with pytest.raises(ValueError, match="adaptive or exhaustive, not 'fast'"):
-        optimizer(node, search="fast")
-
-
 def test_a_custom_selector_gets_every_limit(node: VirtualNode, work: Work) -> None:
     seen: list[int] = []
 
@@ -145,26 +124,6 @@ def test_a_choice_that_was_not_measured_ends_only_the_search(node: VirtualNode, 
     with pytest.warns(UserWarning, match="chose 123 W, which was not measured"):
         train(plo, work, 1000)
     assert node.limit_w() == 300
-
-
-def test_a_limit_that_the_gpu_refuses_is_left_out(
-    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plo = optimizer(node)
-    real = plo.monitor.gpus.set_power_management_limits
-
-    def refuse(indices: Any, limit_mw: int, block: bool = True) -> None:
-        if limit_mw == 200_000:
-            raise ZeusGPUInvalidArgError("200 W is no limit of this GPU", 2)
-        real(indices, limit_mw, block)
-
-    monkeypatch.setattr(plo.monitor.gpus, "set_power_management_limits", refuse)
-    train(plo, work, 1000, until_done=True)
-    assert not plo.disabled
-    measured = [one.power_limit for one in plo.measurements]
-    assert 200 not in measured
-    assert len(measured) > 2
-    assert cost(chosen_w(plo)) <= 1.03 * min(cost(one) for one in table() if one != 200)
 
 
 def test_the_first_lower_limit_is_one_that_binds_where_the_driver_counts_it(
@@ -232,21 +191,6 @@ def test_evaluations_every_few_steps_neither_stop_the_search_nor_get_into_it(
         assert one.time / 40 == pytest.approx(table()[int(one.power_limit)][0], rel=0.06)
 
 
-def test_an_evaluation_that_nobody_announced_drops_what_it_is_in(
-    node: VirtualNode, work: Work
-) -> None:
-    plo = optimizer(node)
-    while not isinstance(plo.state, Profiling):
-        plo.on_step_begin()
-        work.run(1)
-    work.wait()
-    node.clock.sleep(60)
-    plo.on_evaluate(0.5)
-    assert isinstance(plo.state, Ready)
-    train(plo, work, 1000, until_done=True)
-    assert plo.measurements[0].time / 40 == pytest.approx(table()[300][0], rel=0.05)
-
-
 # ------------------------------------------------------------------------------------- the profile
 
 
@@ -307,29 +251,6 @@ def test_another_selector_continues_from_a_profile(
     train(second, work, 1000, until_done=True)
     energies = {limit: joules for limit, (_, joules) in table().items()}
     assert energies[int(chosen_w(second))] <= 1.01 * min(energies.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"gpus": ["NVIDIA H100 80GB HBM3"]}, "was measured on 1 NVIDIA H100 80GB HBM3"),
-        ({"gpus": ["NVIDIA A40", "NVIDIA A40"]}, "on 2 NVIDIA A40, and this is 1 NVIDIA A40"),
-        ({"range": [100, 250]}, "is of limits from 100 to 250 W, and here they are 100 to 300 W"),
-    ],
-)
-def test_a_profile_of_other_gpus_is_measured_again(
-    node: VirtualNode, work: Work, tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    path = tmp_path / "profile.json"
-    first = optimizer(node, profile_path=path)
-    train(first, work, 1000, until_done=True)
-    first.on_train_end()
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.warns(UserWarning, match=words):
-        second = optimizer(node, profile_path=path)
-    assert isinstance(second.state, Ready)
-    train(second, work, 1000, until_done=True)
-    assert json.loads(path.read_text())["gpus"] == ["NVIDIA A40"]
 
 
 # -------------------------------------------------------------------------------- after the choice

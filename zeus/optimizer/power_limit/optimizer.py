@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zeus import _node
 from zeus.callback import Callback
-from zeus.exceptions import ZeusBaseError, ZeusGPUNotSupportedError
+from zeus.exceptions import ZeusArgumentError, ZeusBaseError, ZeusGPUNotSupportedError
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import arguments, others
 from zeus.optimizer.power_limit.core import SearchProcess
@@ -108,7 +108,7 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
         arguments.check_steps(wait_steps, warmup_steps, profile_steps)
         arguments.check_pl_step(pl_step)
         if search not in ("adaptive", "exhaustive"):
-            raise ValueError(f"search must be adaptive or exhaustive, not {search!r}.")
+            raise ZeusArgumentError(f"search must be adaptive or exhaustive, not {search!r}.")
         self.monitor = monitor
         self.optimum_selector = optimum_selector
         self.warmup_steps = warmup_steps
