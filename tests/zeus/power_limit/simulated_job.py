@@ -121,9 +121,7 @@ class SimulatedJob:
 
     def search(self) -> SettingsSearch:
         """That of the leader."""
-        lead = self[0].leader
-        assert lead.search is not None
-        return lead.search
+        return self[0].led.search
 
     def assert_chosen(self, limit_w: int | None = None) -> int:
         """All hold one limit that the search has measured, by choice. Returns it, mW."""
@@ -147,11 +145,9 @@ class SimulatedJob:
 
     def assert_whole(self) -> None:
         """Each sample holds every process exactly once, and counts the slowest."""
-        lead = self[0].leader
-        assert lead.search is not None
         everyone = sum(process.weight * process.gpu_count for process in self.processes)
         slowest = max(process.slow for process in self.processes)
-        for sample in lead.search.samples:
+        for sample in self.search().samples:
             limit = sample.power_limit_mw
             assert sample.energy_j / sample.steps == pytest.approx(
                 joules_at(limit) * everyone * self.step_s, rel=1e-9
@@ -322,11 +318,6 @@ class Process:
         self.limit = self.high
         options = {**self.job.options, **self.options}
         self.optimizer = GlobalPowerLimitOptimizer(Monitor(self), **options)
-
-    @property
-    def leader(self) -> Leader:
-        assert self.led is not None
-        return self.led
 
     @property
     def led(self) -> Leader | None:

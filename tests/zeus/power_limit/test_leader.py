@@ -78,19 +78,6 @@ def assert_together(job: SimulatedJob, apart: int) -> None:
         assert all(0 <= b - a <= apart for a, b in zip(steps, own_steps, strict=True))
 
 
-def test_a_rank_that_begins_a_step_early_changes_limits_soon(make_job: MakeJob) -> None:
-    job = make_job(2, search="exhaustive").begin()
-    ahead = job[1]
-    while not job.done():
-        ahead.step()  # it is one step ahead when rank 0 decides
-        if job.steps:
-            job[0].step()
-        job.now_s += 1
-        job.steps += 1
-        assert job.steps < 200
-    assert_together(job, 2)
-
-
 @pytest.mark.parametrize("step_s", [0.003, 0.02, 0.1])
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 def test_steps_shorter_than_the_update_period(
@@ -333,21 +320,6 @@ def test_pieces_that_are_lost_together_take_one_decision(monkeypatch: pytest.Mon
         lead.take(0, Piece(trial=high.trial, index=index, steps=2))
     lead.commands()
     assert len(decided) == 1
-
-
-def test_epochs_that_end_before_a_limit_is_measured(make_job: MakeJob) -> None:
-    job = make_job(2, search="exhaustive").begin()
-    while not job.done():
-        for process in job.processes:
-            process.call("on_epoch_begin")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "A stretch of")
-            job.run(9)
-            for process in job.processes:
-                process.call("on_epoch_end")
-        assert job.steps < 500
-    job.assert_chosen()
-    job.assert_whole()
 
 
 # ------------------------------------------------------------------------------ profiles, again

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.zeus.node import VirtualNode, train
-from zeus.exceptions import ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
+from zeus.exceptions import ZeusGPUNoPermissionError
 from zeus.optimizer.power_limit import (
     Done,
     Energy,
@@ -121,29 +121,6 @@ def test_clocks_are_lowered_until_two_were_no_better() -> None:
     resumed = planner.begin(participants)
     resumed.resume([*searching.samples, lower], position + 5)
     assert set(run(resumed, position + 5)[0]) <= set(tried)
-
-
-def test_a_clock_that_the_gpu_refuses_is_left_out(
-    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = [1200, 900]
-    plo = GlobalPowerLimitOptimizer(
-        node.monitor(), Energy(), search_clocks=[1500, *refused], **SMALL
-    )
-    real = plo.monitor.gpus.bound_graphics_clocks
-
-    def bound(indices: Sequence[int], mhz: int | None) -> None:
-        if mhz in refused:
-            raise ZeusGPUInvalidArgError(f"{mhz} MHz is not taken")
-        real(indices, mhz)
-
-    monkeypatch.setattr(plo.monitor.gpus, "bound_graphics_clocks", bound)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(plo, node.nvml.open_work([0, 1], MEMORY_BOUND), 3000, until_done=True)
-    assert isinstance(plo.state, Done)
-    assert plo.state.optimal_clock == 1500
-    assert {one.of("graphics_clock") for one in plo.estimates} == {None, 1500}
 
 
 def test_where_clocks_may_not_be_locked_limits_are_searched_alone_and_the_user_is_told_once(

@@ -128,7 +128,6 @@ def test_the_choice_is_as_good_as_the_best_pair(
             for limit, p in pairs(job)
         ]
         costs = selector.costs(rows)
-        assert costs is not None
         cost = costs[pairs(job).index((chosen.power_limit_mw, chosen.of("power_profile")))]
         assert cost <= 1.02 * min(costs), f"seed {seed} chose {chosen}"
         assert sum(one.steps for one in planning.begin(PARTICIPANTS).samples) == 0
