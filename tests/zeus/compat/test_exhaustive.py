@@ -19,7 +19,6 @@ from zeus.optimizer.power_limit import Energy, GlobalPowerLimitOptimizer, Profil
 
 LIMITS_W = [250, 200, 150, 100]
 STEP_S = 0.05
-MOST_EPOCHS = 12
 
 Step = tuple[str, int]
 """What a step is spent on, and the limit, W."""
@@ -75,25 +74,10 @@ def published(case: Case) -> list[list[Step]]:
     return epochs
 
 
-def trained(
-    case: Case, node: VirtualNode, epochs: int, between: str, at_once: bool
-) -> list[list[Step]]:
-    """The kind of each step here.
-
-    Args:
-        case: Its lengths.
-        node: The node.
-        epochs: Their number.
-        between: What interrupts training.
-        at_once: Whether a window's energy is known when it ends; otherwise, as in training, after
-            the sensors' next update.
-    """
-    monitor = node.monitor()
-    if at_once:
-        lookup = node.lookup
-        lookup.wake = lambda: lookup.round(node.clock())
+def trained(case: Case, node: VirtualNode, epochs: int, between: str) -> list[Step]:
+    """The kind of each step here, where something interrupts training between epochs."""
     plo = GlobalPowerLimitOptimizer(
-        monitor,
+        node.monitor(),
         Energy(),
         wait_steps=case.wait,
         warmup_steps=case.warmup,
@@ -101,7 +85,7 @@ def trained(
         pl_step=50,
         search="exhaustive",
     )
-    found: list[list[Step]] = []
+    found: list[Step] = []
     interrupt: dict[str, Callable[[], None]] = {
         "epoch": plo.on_epoch_end,
         "pause": plo.on_pause,
@@ -109,7 +93,6 @@ def trained(
     }
     plo.on_epoch_begin()
     for _ in range(epochs):
-        steps: list[Step] = []
         for _ in range(case.epoch):
             plo.on_step_begin()
             state = plo.state
@@ -117,46 +100,34 @@ def trained(
             limit = state.current_power_limit // 1000 if under_way else 0
             if under_way:
                 assert node.limit_w() == limit
-            steps.append((type(state).__name__, limit))
+            found.append((type(state).__name__, limit))
             node.clock.sleep(STEP_S)
             plo.on_step_end()
         interrupt[between]()
         if between == "epoch":
             plo.on_epoch_begin()
-        found.append(steps)
     assert [one.power_limit for one in plo.measurements] == LIMITS_W
-    for one in plo.measurements[: None if at_once else -1]:
+    for one in plo.measurements[:-1]:
         assert one.time == pytest.approx(case.profile * STEP_S, rel=1e-3), "measured in one piece"
     plo.close()
     return found
 
 
-def _interruption(number: int) -> str:
-    return ("epoch", "pause", "evaluation")[number % 3]
-
-
 def test_every_step_is_spent_as_published(node: VirtualNode) -> None:
-    """Its monitor knows the energy of a window when it ends."""
+    """Its monitor knows the energy of a window when it ends; where it comes later, that only
+    prolongs the last limit.
+    """
     assert len(CASES) > 40
     interrupted = 0
     for number, case in enumerate(CASES):
-        expected = published(case)
-        interrupted += len(expected) > 1
-        assert len(expected) <= MOST_EPOCHS
-        between = _interruption(number)
-        assert trained(case, node, len(expected), between, True) == expected, (case, between)
-    assert interrupted > 30
-
-
-def test_energies_that_come_later_only_prolong_the_last_limit(node: VirtualNode) -> None:
-    for number, case in enumerate(CASES):
         epochs = published(case)
+        interrupted += len(epochs) > 1
         expected = [step for epoch in epochs for step in epoch if step[0] != "Done"]
-        between = _interruption(number)
-        late = trained(case, node, len(epochs) + 2, between, False)
-        found = list(itertools.chain.from_iterable(late))
+        between = ("epoch", "pause", "evaluation")[number % 3]
+        found = trained(case, node, len(epochs) + 2, between)
         assert found[: len(expected)] == expected, (case, between)
         assert found[-1] == ("Done", 0)
         rest = found[len(expected) : found.index(("Done", 0))]
         assert {limit for _, limit in rest} <= {LIMITS_W[-1]}, (case, between)
         assert len(rest) * STEP_S < 0.3, (case, between)
+    assert interrupted > 30

@@ -206,18 +206,14 @@ def test_there_are_as_many_cases_as_published() -> None:
 def test_limits_and_choices_are_the_published_ones(
     virtual_node: Callable[[str], VirtualNode], tmp_path: Path, interrupted: str
 ) -> None:
-    knobs = itertools.cycle(KNOBS)
+    knobs, others = itertools.cycle(KNOBS), itertools.cycle(OTHERS)
     for spec, names in itertools.groupby(PROFILES, gpus_of):
         node = virtual_node(f"{spec}:setter_ms=0")
         for name in names:
             print(name)
             replayed, knob = Replayed(name, node, tmp_path), next(knobs)
             replayed.search(knob, interrupted)
-            if interrupted == "never":  # the file is the same in all cases
-                for selector in OTHERS:
-                    replayed.load(selector)
-                for other in KNOBS:
-                    replayed.load(ZeusCost(other, world_size=replayed.gpus))
+            replayed.load(next(others))
             _, steps, _ = epochs(interrupted, len(replayed.rows))
             replayed.load(ZeusCost(knob, world_size=replayed.gpus), steps)
         node.close()
