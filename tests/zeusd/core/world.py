@@ -145,10 +145,10 @@ class World:
         newest: What is to be journaled soon; what the journal says is right, too.
         late: What is to be journaled and could not be yet; None deletes.
         outdated: Keys whose newest entry never got into the journal.
-        peers: Who has each connection; they connect again when they ask another zeusd.
         void: Keys whose entry in the journal was deleted since, and is still there.
         lost: Keys of which something was late when zeusd was killed.
         behind: Keys whose newest value was not in the journal when zeusd was killed.
+        peers: Who has each connection; they connect again when they ask another zeusd.
         faults: NVML codes by (gpu, control or None for all), returned by writes instead.
         hold: Keep device calls back until `run_held`.
         accounted: What the ledger was asked.
@@ -306,18 +306,16 @@ class World:
         assert reply is not None, f"no reply to {op}"
         return reply
 
-    def result(self, conn: int, op: str, gpu: str = GPU0, **arguments: Any) -> dict[str, Any]:
-        """What a request gives for one GPU, or the error of all of it."""
-        reply = self.call(conn, op, gpus=[gpu], **arguments)
+    def outcome(self, conn: int, request_id: int, gpu: str = GPU0) -> dict[str, Any]:
+        """What a request gave for one GPU, or the error of all of it."""
+        reply = self.answer(conn, request_id)
+        assert reply is not None, "no reply yet"
         found: dict[str, Any] = reply if "error" in reply else reply["result"]["gpus"][gpu]
         return found
 
-    def outcome(self, conn: int, request_id: int, gpu: str = GPU0) -> dict[str, Any]:
-        """What an earlier request gave for one GPU."""
-        reply = self.answer(conn, request_id)
-        assert reply is not None, "no reply yet"
-        found: dict[str, Any] = reply["result"]["gpus"][gpu]
-        return found
+    def result(self, conn: int, op: str, gpu: str = GPU0, **arguments: Any) -> dict[str, Any]:
+        """What a request gives for one GPU."""
+        return self.outcome(conn, self.ask(conn, op, gpus=[gpu], **arguments), gpu)
 
     def code(self, conn: int, op: str, gpu: str = GPU0, **arguments: Any) -> str:
         """What is wrong with a request for one GPU; "ok" if it is done."""
