@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.zeusd.ledger.test_shared import BOB, Shared
-from tests.zeusd.ledger.world import GPU, energy_uj
+from tests.zeusd.ledger.world import GPU, START_S, energy_uj
+from zeus_common.units import SECOND_NS
 from zeus_ipc.replies import UsageSum
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.accounts import Retention
@@ -98,6 +99,16 @@ def test_after_a_week_it_is_the_users(shared: Shared) -> None:
     for uid, one in users.items():
         assert later[uid].active_uj == one.active_uj
     assert shared.world.connection.execute("SELECT count(*) FROM process").fetchone() == (0,)
+
+
+def test_what_a_process_used_in_a_part_of_a_day_and_in_whole_days_adds_up(shared: Shared) -> None:
+    for _ in range(2):
+        second(shared, 300, 1, 2)
+        shared.accounts.settle()
+        shared.world.step_ns += 2 * 86_400 * SECOND_NS
+        shared.accounts.settle()
+    found = asked(shared, edges=[START_S, START_S + 4 * 86_400])
+    assert by_name(found) == {"1": 300, "2": 300}
 
 
 def test_nothing_is_kept_by_process_where_none_is_wanted(shared: Shared, tmp_path: Path) -> None:
