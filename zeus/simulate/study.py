@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -205,25 +206,33 @@ def _outcomes(cases: Sequence[Case], processes: int) -> Iterator[tuple[int, list
     with ExitStack() as started:
         with _interrupts_held():
             pipes = [started.enter_context(_worker()) for _ in range(processes)]
-        try:
-            for pipe in pipes:
+        for pipe in pipes:
+            with _kill_reported():
                 pipe.send(next(left))
-            while pipes:
-                answered: list[Any] = wait(pipes)
-                for pipe in answered:
+        while pipes:
+            answered: list[Any] = wait(pipes)
+            for pipe in answered:
+                following = next(left, None)
+                with _kill_reported():
                     index, outcome = pipe.recv()
-                    following = next(left, None)
-                    if following is None:
-                        pipes.remove(pipe)
-                    else:
+                    if following is not None:
                         pipe.send(following)
-                    if isinstance(outcome, Exception):
-                        raise outcome
-                    yield index, outcome
-        except (EOFError, OSError):
-            raise RuntimeError(
-                "a process of the study was killed, perhaps out of memory; use fewer processes"
-            ) from None
+                if following is None:
+                    pipes.remove(pipe)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                yield index, outcome
+
+
+@contextmanager
+def _kill_reported() -> Iterator[None]:
+    """Around what fails if the process at the pipe's other end was killed, and only that."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise RuntimeError(
+            "a process of the study was killed, perhaps out of memory; use fewer processes"
+        ) from None
 
 
 @contextmanager
@@ -252,11 +261,18 @@ def _work(pipe: Any) -> None:
     with suppress(EOFError, OSError):
         while True:
             index, case = pipe.recv()
-            try:
-                outcome: Any = _outcome(case)
-            except Exception as error:  # noqa: BLE001 - an import's, or any bug's
-                outcome = error
-            pipe.send((index, outcome))
+            pipe.send((index, _answer(case)))
+
+
+def _answer(case: Case) -> list[RunRow] | str | Exception:
+    """The rows, a sentence, or an error that the other process can read."""
+    try:
+        return _outcome(case)
+    except Exception as error:  # noqa: BLE001 - an import's, or any bug's
+        with suppress(Exception):
+            pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+            return error
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _outcome(case: Case) -> list[RunRow] | str:
@@ -265,6 +281,8 @@ def _outcome(case: Case) -> list[RunRow] | str:
     except (ValueError, RuntimeError) as error:
         return str(error)
     except OSError as error:
+        if error.filename is None:
+            return str(error)
         return f"{error.filename} cannot be read: {error.strerror}"
 
 

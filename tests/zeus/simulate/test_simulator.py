@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.late import late
-from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy import (
     BatchSizeOptimizer,
@@ -67,21 +66,6 @@ def test_the_published_policy_gives_the_published_runs(case: dict[str, Any]) -> 
     assert "".join("1" if run.reached else "0" for run in runs) == case["reached"]
     assert sum(run.energy for run in runs) == pytest.approx(case["energy"], rel=1e-9)
     assert sum(run.time for run in runs) == pytest.approx(case["time"], rel=1e-9)
-
-
-def test_the_first_runs_cost_what_was_published() -> None:
-    runs = simulator(pruning()).simulate_one_job(LIBRISPEECH, 210, 2.0, 0.5)
-    first = [(run.bs, run.pl, round(run.time, 2), round(run.energy, 2)) for run in runs[:4]]
-    assert first == [
-        (192, 225, 56443.49, 8495173.59),
-        (156, 225, 54796.60, 8303376.13),
-        (128, 200, 59897.58, 8576127.39),
-        (96, 175, 48207.35, 6387370.47),
-    ]
-    assert round(zeus_cost(runs[0].energy, runs[0].time, 0.5, 250), 2) == 11303022.51
-    sizes = [192, 156, 128, 96, 72, 64, 56, 48, 32, 24, 16, 12, 8, 48, 32, 24, 16, 12]
-    assert [run.bs for run in runs[:18]] == sizes
-    assert not runs[12].reached
 
 
 @pytest.mark.parametrize("name", ["gp", "pruning-gts"])
@@ -178,9 +162,8 @@ def test_a_policy_gets_epochs_overhead_and_utilization() -> None:
 
 
 def test_a_policy_s_own_bound_stops_a_run_and_is_reported_with_it() -> None:
-    policy = Fixed([192, 8, 192])
+    policy = Fixed([192, 8, 192], 1.4e7)
     playing = simulator(policy)
-    policy.bound = 1.4e7
     runs = playing.simulate_one_job(LIBRISPEECH, 2, 2.0, 0.5)
     assert [(run.bs, run.reached) for run in runs] == [(192, True), (8, False), (192, True)]
     stopped = policy.seen[1]
@@ -210,9 +193,8 @@ def test_a_default_that_misses_the_target_is_reported_at_once() -> None:
 
 
 def test_twenty_misses_in_a_row_end_it() -> None:
-    policy = Fixed([192] + 30 * [8])
+    policy = Fixed([192] + 30 * [8], 1.4e7)
     playing = simulator(policy)
-    policy.bound = 1.4e7
     with pytest.raises(RuntimeError, match=r"20 runs .* in a row"):
         playing.simulate_one_job(LIBRISPEECH, 2, 2.0, 0.5)
     assert len(policy.seen) == 21
@@ -337,12 +319,8 @@ def test_a_failed_job_starts_over_when_it_ended_and_takes_as_long() -> None:
     rows = group((0, 10, 1.0), (20, 30, 1.0), (35, 50, 1.0))
     runs = playing.simulate_one_alibaba_group(LIBRISPEECH, rows, 2.0, 0.5)
     # The second fails at 30 and is tried again until 40, beside the third.
-    assert [(run.bs, run.reached) for run in runs] == [
-        (192, True),
-        (8, False),
-        (96, True),
-        (48, True),
-    ]
+    found = [(run.bs, run.reached) for run in runs]
+    assert found == [(192, True), (8, False), (96, True), (48, True)]
     assert policy.beside == [[96]]
 
 
@@ -361,12 +339,7 @@ def test_in_a_group_the_bound_is_of_the_cheapest_run() -> None:
 
 
 def test_a_job_that_never_succeeds_is_given_up() -> None:
-    policy = Fixed(2000 * [8])
+    policy = Fixed(2000 * [8], 1.4e7)
     playing = simulator(policy)
-    policy.bound = 1.4e7
     with pytest.raises(RuntimeError, match="1000 runs of one job"):
         playing.simulate_one_alibaba_group(LIBRISPEECH, group((0, 1, 1.0)), 2.0, 0.5)
-
-
-def test_history_entries_compare_by_value() -> None:
-    assert HistoryEntry(8, 100, 1.0, True, 2.0) == HistoryEntry(8, 100, 1.0, True, 2.0)
