@@ -102,18 +102,16 @@ def test_a_job_trains_until_its_target(node: VirtualNode, work: Work, folder: Pa
     assert limits[-1] == profile["optimal_pl"] / 1000
 
 
-def test_lower_may_be_better_and_epochs_end(work: Work, folder: Path) -> None:
-    train, evaluate = loaders(max_epochs=2)
+@pytest.mark.parametrize(("max_epochs", "reached"), [(2, False), (3, True)])
+def test_lower_may_be_better_and_epochs_end(
+    work: Work, folder: Path, max_epochs: int, reached: bool
+) -> None:
+    train, evaluate = loaders(max_epochs=max_epochs)
     for number in train.epochs():
         epoch(train, evaluate, lambda: work.run(1))
         train.report_metric(0.7 - 0.1 * number, higher_is_better=False)
-    assert (result(folder)["num_epochs"], result(folder)["reached"]) == (2, False)
-
-    train, evaluate = loaders(max_epochs=3)
-    for number in train.epochs():
-        epoch(train, evaluate, lambda: work.run(1))
-        train.report_metric(0.7 - 0.1 * number, higher_is_better=False)
-    assert (result(folder)["num_epochs"], result(folder)["reached"]) == (3, True)
+    found = result(folder)
+    assert (found["num_epochs"], found["reached"]) == (max_epochs, reached)
 
 
 def test_a_metric_counts_for_its_epoch_only(work: Work, folder: Path) -> None:

@@ -40,11 +40,10 @@ def test_a_history_is_read_in_both_forms(tmp_path: Path) -> None:
     assert eval((tmp_path / "history.py").read_text(), names) == HISTORY
     (tmp_path / "history.json").unlink()
     assert read_history(tmp_path) == HISTORY
-
-
-def test_a_history_of_nothing(tmp_path: Path) -> None:
     files.write_history(tmp_path, [])
     assert read_history(tmp_path / "history.json") == read_history(tmp_path / "history.py") == []
+    with pytest.raises(FileNotFoundError):
+        read_history(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -73,11 +72,6 @@ def test_an_invalid_history_is_refused_and_not_run(
     with pytest.raises(ValueError, match=f"{name} is not a history of runs: "):
         read_history(tmp_path / name)
     assert not (tmp_path / "PWNED").exists()
-
-
-def test_a_history_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_history(tmp_path / "history.json")
 
 
 def test_a_result_of_the_reference_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.support import ended, forked, wait_for
-from tests.zeus.node import VirtualNode
 from tests.zeus.run.masters import Jobs, Scripted, result
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
@@ -22,11 +21,6 @@ from zeus.run.child import still_trains
 from zeus.run.job_file import JOB, JobFile
 
 SIZES = [16, 32, 64, 128]
-
-
-@pytest.fixture
-def jobs(node: VirtualNode, tmp_path: Path) -> Jobs:
-    return Jobs(tmp_path)
 
 
 def train(jobs: Jobs, policy: BatchSizeOptimizer, job: Job, times: int = 3) -> list[HistoryEntry]:

@@ -10,35 +10,23 @@ from typing import Any
 import pytest
 
 from tests.zeus.in_trainers import WORKLOAD
-from tests.zeus.node import VirtualNode
-from tests.zeus.run.sessions import (
-    ITERATIONS,
-    OpenNode,
-    power,
-    result,
-    session,
-    settings,
-    train,
-    train_and_cost,
-    train_epoch,
-)
+from tests.zeus.run.sessions import ITERATIONS, Job, OpenNode
 from zeus.policy.recurrence import Verdict
 from zeus.run import files
 from zeus.run.session import fitted
 from zeus.utils.metric import zeus_cost
-from zeusd.devices.simulated import Work
 
 LIMITS = [250, 225, 200, 175, 150, 125, 100]
 
 
-def truth(node: VirtualNode, work: Work) -> dict[int, tuple[float, float]]:
+def truth(job: Job) -> dict[int, tuple[float, float]]:
     """The true time and power of an iteration at each limit."""
-    points = {}
+    points, node = {}, job.node
     for limit in LIMITS:
         node.client.set_power_limit(node.nvml.uuid(0), limit * 1000)
-        work.run(20)
+        job.work.run(20)
         before = node.clock(), node.nvml.true_energy_j(0)
-        work.run(50)
+        job.work.run(50)
         seconds = (node.clock() - before[0]) / 1e9
         points[limit] = seconds / 50, (node.nvml.true_energy_j(0) - before[1]) / seconds
     node.client.release()
@@ -54,21 +42,20 @@ def best(points: dict[int, tuple[float, float]], eta: float) -> int:
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
-def test_the_limit_that_is_chosen_is_the_best_there_is(
-    node: VirtualNode, work: Work, tmp_path: Path, eta: float
-) -> None:
-    points = truth(node, work)
-    seen: list[float] = []
-    run = session(node, settings(tmp_path, eta_knob=eta))
-    verdict = train(run, work, epochs=4, each=lambda number: seen.append(node.limit_w()))
+def test_the_limit_that_is_chosen_is_the_best_there_is(job: Job, eta: float) -> None:
+    points = truth(job)
+    run = job.run(eta_knob=eta)
+    verdict = job.train(run, epochs=4)
     assert verdict == Verdict(True, True)
-    assert list(dict.fromkeys(seen))[: len(LIMITS)] == LIMITS
+    assert list(dict.fromkeys(job.limits))[: len(LIMITS)] == LIMITS
     chosen = best(points, eta)
-    assert seen[-1] == chosen
-    assert node.limit_w() == 250
-    assert node.client.leases() == []
+    # With time a thousand times too heavy, the fastest limit would be chosen: the highest.
+    assert best(points, 0.5) < best(points, 0.0)
+    assert job.limits[-1] == chosen
+    assert job.node.limit_w() == 250
+    assert job.node.client.leases() == []
 
-    profile = power(tmp_path)
+    profile = job.power()
     assert profile["optimal_pl"] == chosen * 1000
     assert list(profile["train_power"]) == [str(limit * 1000) for limit in LIMITS]
     for limit in LIMITS:
@@ -83,40 +70,31 @@ def test_the_limit_that_is_chosen_is_the_best_there_is(
     assert profile["eval_throughput"][str(chosen * 1000)] == pytest.approx(
         1 / points[chosen][0], rel=0.02
     )
-    assert not (tmp_path / "bs64.power.json.partial").exists()
-
-
-def test_the_units_of_energy_and_time_are_the_same(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
-    # With time a thousand times too heavy, the fastest limit would be chosen: the highest.
-    points = truth(node, work)
-    assert best(points, 0.5) < max(limit for limit in LIMITS if best(points, 0.0) == limit)
-    train(session(node, settings(tmp_path)), work, epochs=4)
-    assert power(tmp_path)["optimal_pl"] / 1000 == best(points, 0.5)
+    assert not (job.folder / "bs64.power.json.partial").exists()
 
 
 def test_limits_are_never_below_the_lowest_which_is_one_of_them(
     virtual_node: OpenNode, tmp_path: Path
 ) -> None:
     node = virtual_node("rtx6000:setter_ms=0")
-    run = session(node, settings(tmp_path))
+    job = Job(node, node.nvml.open_work([0], "model/compute"), tmp_path)
+    run = job.run()
     tried = [260, 235, 210, 185, 160, 135, 110, 100]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(run, node.nvml.open_work([0], "model/compute"), epochs=3)
+        job.train(run, epochs=3)
     assert run.optimizer is not None
     assert run.optimizer.power_limits == [limit * 1000 for limit in tried]
-    assert [int(limit) // 1000 for limit in power(tmp_path)["train_power"]] == tried
+    assert [int(limit) // 1000 for limit in job.power()["train_power"]] == tried
 
 
-def test_the_result_is_what_the_run_took(node: VirtualNode, work: Work, tmp_path: Path) -> None:
-    run = session(node, settings(tmp_path, eta_knob=0.25))
-    before = node.clock(), node.nvml.true_energy_j(0)
-    costs = train_and_cost(run, work, epochs=5)
-    found = result(tmp_path)
-    seconds = (node.clock() - before[0]) / 1e9
-    joules = node.nvml.true_energy_j(0) - before[1]
+def test_the_result_is_what_the_run_took(job: Job) -> None:
+    run = job.run(eta_knob=0.25)
+    before = job.node.clock(), job.node.nvml.true_energy_j(0)
+    costs = job.train_and_cost(run, epochs=5)
+    found = job.result()
+    seconds = (job.node.clock() - before[0]) / 1e9
+    joules = job.node.nvml.true_energy_j(0) - before[1]
     assert found["time"] == pytest.approx(seconds, rel=0.01)
     assert found["energy"] == pytest.approx(joules, rel=0.02)
     assert found["cost"] == pytest.approx(zeus_cost(found["energy"], found["time"], 0.25, 250))
@@ -127,45 +105,37 @@ def test_the_result_is_what_the_run_took(node: VirtualNode, work: Work, tmp_path
     assert found["overhead"] == pytest.approx(max(0.0, extra), abs=0.02 * found["cost"])
 
 
-def test_a_run_that_knows_its_limit_has_it_from_the_first_iteration(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
-    train(session(node, settings(tmp_path)), work, epochs=3)
-    chosen = power(tmp_path)["optimal_pl"] / 1000
-    kept = (tmp_path / "bs64.power.json").read_bytes()
-    seen: set[float] = set()
-    run = session(node, settings(tmp_path))
-    train(run, work, epochs=2, each=lambda number: seen.add(node.limit_w()))
-    assert seen == {chosen}
-    assert result(tmp_path)["overhead"] == 0
-    assert (tmp_path / "bs64.power.json").read_bytes() == kept
+def test_a_run_that_knows_its_limit_has_it_from_the_first_iteration(job: Job) -> None:
+    job.train(job.run(), epochs=3)
+    chosen = job.power()["optimal_pl"] / 1000
+    kept = job.profile.read_bytes()
+    job.limits.clear()
+    run = job.run()
+    job.train(run, epochs=2)
+    assert set(job.limits) == {chosen}
+    assert job.result()["overhead"] == 0
+    assert job.profile.read_bytes() == kept
 
 
-def test_a_run_that_ended_early_is_continued(node: VirtualNode, work: Work, tmp_path: Path) -> None:
-    seen: list[float] = []
+def test_a_run_that_ended_early_is_continued(job: Job) -> None:
 
-    def look(number: int) -> None:
-        seen.append(node.limit_w())
-
-    first = session(node, settings(tmp_path))
-    train_epoch(first, work, each=look)  # and is killed
+    first = job.run()
+    job.train_epoch(first)  # and is killed
     first.close()
-    assert not (tmp_path / "bs64.power.json").exists()
-    known = power(tmp_path, "bs64.power.json.partial")
+    assert not job.profile.exists()
+    known = job.power(".partial")
     assert known["optimal_pl"] is None
     assert [int(limit) // 1000 for limit in known["train_power"]] == LIMITS[:5]
 
-    seen.clear()
-    second = session(node, settings(tmp_path))
-    train_epoch(second, work, each=look)
-    assert list(dict.fromkeys(seen))[:3] == [125, 100, power(tmp_path)["optimal_pl"] / 1000]
-    assert power(tmp_path)["train_power"].items() >= known["train_power"].items()
-    assert not (tmp_path / "bs64.power.json.partial").exists()
+    job.limits.clear()
+    second = job.run()
+    job.train_epoch(second)
+    assert list(dict.fromkeys(job.limits))[:3] == [125, 100, job.power()["optimal_pl"] / 1000]
+    assert job.power()["train_power"].items() >= known["train_power"].items()
+    assert not (job.folder / "bs64.power.json.partial").exists()
 
 
-def test_a_profile_of_the_reference_is_chosen_from_again(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
+def test_a_profile_of_the_reference_is_chosen_from_again(job: Job) -> None:
     # It contains 250 W, in the wrong unit, and no lowest limit, so the run measures again.
     old = {
         "job_id": "rec01+try01",
@@ -175,13 +145,10 @@ def test_a_profile_of_the_reference_is_chosen_from_again(
         "eval_throughput": {"250000": 30.0},
         "optimal_pl": 250_000,
     }
-    (tmp_path / "bs64.power.json").write_text(json.dumps(old))
-    seen: set[float] = set()
-    train(
-        session(node, settings(tmp_path)), work, epochs=1, each=lambda _: seen.add(node.limit_w())
-    )
-    assert seen == {150}
-    assert power(tmp_path) == old
+    job.profile.write_text(json.dumps(old))
+    job.train(job.run(), epochs=1)
+    assert set(job.limits) == {150}
+    assert job.power() == old
 
 
 @pytest.mark.parametrize(
@@ -197,28 +164,26 @@ def test_a_profile_of_the_reference_is_chosen_from_again(
     ],
 )
 def test_a_profile_that_does_not_fit_is_measured_again(
-    node: VirtualNode, work: Work, tmp_path: Path, change: dict[str, Any] | None, reason: str
+    job: Job, change: dict[str, Any] | None, reason: str
 ) -> None:
-    path = tmp_path / "bs64.power.json"
     fits = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
-    path.write_text("{" if change is None else json.dumps({**fits, **change}))
+    job.profile.write_text("{" if change is None else json.dumps({**fits, **change}))
     with pytest.warns(UserWarning, match=rf"{reason}.*It is measured again"):
-        train(session(node, settings(tmp_path)), work, epochs=3)
-    assert len(files.load_profile(path).train_power) == len(LIMITS)
+        job.train(job.run(), epochs=3)
+    assert len(job.power()["train_power"]) == len(LIMITS)
 
 
 def test_partial_measurements_count_although_the_finished_profile_is_of_another_gpu(
-    node: VirtualNode, work: Work, tmp_path: Path
+    job: Job,
 ) -> None:
     known = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
-    path = tmp_path / "bs64.power.json"
+    path = job.profile
     path.write_text(json.dumps({**known, "gpus": ["NVIDIA A40"]}))
     path.with_name(f"{path.name}.partial").write_text(json.dumps(known))
-    seen: list[float] = []
     with pytest.warns(UserWarning, match="was measured on 1 NVIDIA A40"):
-        run = session(node, settings(tmp_path))
-        train(run, work, epochs=3, each=lambda number: seen.append(node.limit_w()))
-    assert list(dict.fromkeys(seen))[:6] == LIMITS[1:]
+        run = job.run()
+        job.train(run, epochs=3)
+    assert list(dict.fromkeys(job.limits))[:6] == LIMITS[1:]
     found = files.load_profile(path)
     assert (found.train_power[250_000], found.gpus) == (
         pytest.approx(240.0),
@@ -231,75 +196,68 @@ def test_gpus_of_other_ranges_have_the_limits_that_all_take(
     virtual_node: OpenNode, tmp_path: Path
 ) -> None:
     node = virtual_node("v100,rtx6000:setter_ms=0")
-    work = node.nvml.open_work([0, 1], "model/compute")
-    run = session(node, settings(tmp_path), gpus=2)
+    job = Job(node, node.nvml.open_work([0, 1], "model/compute"), tmp_path)
+    run = job.run(gpus=2)
     assert run.max_power == 510
-    train(run, work, epochs=3)
-    tried = files.load_profile(tmp_path / "bs64.power.json").train_power
+    job.train(run, epochs=3)
+    tried = files.load_profile(job.profile).train_power
     assert next(iter(tried)) == 250_000
     assert (node.limit_w(0), node.limit_w(1)) == (250, 260)
 
 
-def test_an_observer_measures_and_stays_at_the_highest_limit(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
-    seen: list[float] = []
-    run = session(node, settings(tmp_path, use_optimal_pl=False))
-    train(run, work, epochs=4, each=lambda number: seen.append(node.limit_w()))
-    assert set(seen[: 2 * ITERATIONS]) == set(LIMITS)
-    assert set(seen[2 * ITERATIONS :]) == {250}
-    profile = power(tmp_path)
+def test_an_observer_measures_and_stays_at_the_highest_limit(job: Job) -> None:
+    run = job.run(use_optimal_pl=False)
+    job.train(run, epochs=4)
+    assert set(job.limits[: 2 * ITERATIONS]) == set(LIMITS)
+    assert set(job.limits[2 * ITERATIONS :]) == {250}
+    profile = job.power()
     assert profile["optimal_pl"] < 250_000
     assert list(profile["eval_power"]) == ["250000"]
 
 
-def test_no_epoch_is_trained_for_more_than_the_threshold(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
-    whole = session(node, settings(tmp_path))
-    costs = train_and_cost(whole, work, epochs=6)
+def test_no_epoch_is_trained_for_more_than_the_threshold(job: Job) -> None:
+    whole = job.run()
+    costs = job.train_and_cost(whole, epochs=6)
     # The profile is there: every epoch costs as the last did. Three fit, a fourth does not.
     thresh = 3.5 * costs[-1]
-    run = session(node, settings(tmp_path, cost_thresh=thresh))
-    verdict = train(run, work, epochs=100)
+    run = job.run(cost_thresh=thresh)
+    verdict = job.train(run, epochs=100)
     assert verdict.next_cost == pytest.approx(4 * costs[-1], rel=0.02)
-    found = result(tmp_path)
+    found = job.result()
     assert (found["num_epochs"], found["reached"], found["stopped_by_cost"]) == (3, False, True)
     assert found["cost"] < thresh <= verdict.next_cost
     # One that reaches its target is reached, though it cost more.
-    run = session(node, settings(tmp_path, cost_thresh=0.5 * costs[-1]))
-    assert train(run, work, epochs=1).reached
-    assert result(tmp_path)["cost"] > 0.5 * costs[-1]
+    run = job.run(cost_thresh=0.5 * costs[-1])
+    assert job.train(run, epochs=1).reached
+    assert job.result()["cost"] > 0.5 * costs[-1]
 
 
-def test_no_cost_interrupts_profiling(node: VirtualNode, work: Work, tmp_path: Path) -> None:
-    run = session(node, settings(tmp_path, cost_thresh=1.0))
-    verdict = train(run, work, epochs=100)
+def test_no_cost_interrupts_profiling(job: Job) -> None:
+    run = job.run(cost_thresh=1.0)
+    verdict = job.train(run, epochs=100)
     assert verdict.next_cost is not None
     assert run.epochs == 2
-    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+    assert len(job.power()["train_power"]) == len(LIMITS)
 
 
-def test_the_last_epoch_is_the_last(node: VirtualNode, work: Work, tmp_path: Path) -> None:
-    run = session(node, settings(tmp_path), max_epochs=3)
-    assert train(run, work, epochs=100) == Verdict(True)
-    assert result(tmp_path)["num_epochs"] == 3
-    assert not result(tmp_path)["reached"]
+def test_the_last_epoch_is_the_last(job: Job) -> None:
+    run = job.run(max_epochs=3)
+    assert job.train(run, epochs=100) == Verdict(True)
+    assert job.result()["num_epochs"] == 3
+    assert not job.result()["reached"]
 
 
-def test_an_evaluation_amid_an_epoch_is_in_no_window(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
-    run = session(node, settings(tmp_path))
+def test_an_evaluation_amid_an_epoch_is_in_no_window(job: Job) -> None:
+    run = job.run()
 
     def evaluate(number: int) -> None:
         if number == 15:  # while a limit is measured
             for _ in run.evaluation(range(5)):
-                node.clock.sleep(6)  # the GPU idles
+                job.node.clock.sleep(6)  # the GPU idles
 
-    train(run, work, epochs=5, each=evaluate)
-    points = truth(node, work)
-    profile = power(tmp_path)
+    job.train(run, epochs=5, each=evaluate)
+    points = truth(job)
+    profile = job.power()
     assert len(profile["train_power"]) == len(LIMITS)
     # In that epoch, too, the first evaluation was at the highest limit.
     (throughput,) = profile["eval_throughput"].values()
@@ -310,36 +268,30 @@ def test_an_evaluation_amid_an_epoch_is_in_no_window(
         )
 
 
-def test_epochs_that_end_early_are_taken_as_they_are(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
+def test_epochs_that_end_early_are_taken_as_they_are(job: Job) -> None:
     # The loader has 1000 iterations, and the loop leaves it after 15 each time.
-    run = session(node, settings(tmp_path, profile_params=(5, 20)))
-    train(run, work, epochs=20, iterations=15, known=1000)
-    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+    run = job.run(profile_params=(5, 20))
+    job.train(run, epochs=20, iterations=15, known=1000)
+    assert len(job.power()["train_power"]) == len(LIMITS)
 
 
-def test_an_epoch_of_few_iterations_has_a_whole_window(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
+def test_an_epoch_of_few_iterations_has_a_whole_window(job: Job) -> None:
     # 9 of 10 iterations: one to warm up, and seven that are measured.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = session(node, settings(tmp_path))
-        costs = train_and_cost(run, work, epochs=9, iterations=10, known=10)
+        run = job.run()
+        costs = job.train_and_cost(run, epochs=9, iterations=10, known=10)
     assert costs[7] == pytest.approx(costs[8], rel=0.02)  # seven for as many limits
     assert all(abs(cost / costs[8] - 1) > 0.02 for cost in costs[:2])
-    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+    assert len(job.power()["train_power"]) == len(LIMITS)
 
 
-def test_epochs_of_two_iterations_are_measured_anyway(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
-    run = session(node, settings(tmp_path))
+def test_epochs_of_two_iterations_are_measured_anyway(job: Job) -> None:
+    run = job.run()
     with pytest.warns(UserWarning, match="A stretch of 2 steps .* each limit is measured over"):
-        train(run, work, epochs=12, iterations=2, known=2)
-    assert result(tmp_path)["reached"]
-    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+        job.train(run, epochs=12, iterations=2, known=2)
+    assert job.result()["reached"]
+    assert len(job.power()["train_power"]) == len(LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -362,13 +314,14 @@ def test_several_gpus_are_limited_and_measured_together(
     virtual_node: OpenNode, tmp_path: Path
 ) -> None:
     node = virtual_node("2xv100:setter_ms=0")
-    work = node.nvml.open_work([0, 1], WORKLOAD)
-    seen: set[tuple[float, float]] = set()
-    run = session(node, settings(tmp_path), gpus=2)
+    job = Job(node, node.nvml.open_work([0, 1], WORKLOAD), tmp_path)
+    run = job.run(gpus=2)
     assert run.max_power == 500
-    train(run, work, epochs=3, each=lambda _: seen.add((node.limit_w(0), node.limit_w(1))))
-    assert seen == {(limit, limit) for limit in LIMITS}
-    found = result(tmp_path)
+    others: list[float] = []
+    job.train(run, epochs=3, each=lambda _: others.append(node.limit_w(1)))
+    assert job.limits == others
+    assert set(others) == {*LIMITS}
+    found = job.result()
     assert found["cost"] == pytest.approx(zeus_cost(found["energy"], found["time"], 0.5, 500))
-    assert power(tmp_path)["train_power"]["250000"] > 400  # of both
+    assert job.power()["train_power"]["250000"] > 400  # of both
     assert node.limit_w(0) == node.limit_w(1) == 250
