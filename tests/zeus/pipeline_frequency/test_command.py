@@ -4,7 +4,6 @@ import ast
 import csv
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -35,6 +34,14 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["--inst-profile", PROFILE, *arguments])
 
 
+def planned(folder: Path, *arguments: str) -> Frontier:
+    """What the command writes without pictures."""
+    found = run("--output-dir", str(folder), *arguments, "--plot-interval", "0")
+    assert found.exit_code == 0, found.output
+    assert not list(folder.glob("*.png"))
+    return Frontier.read(folder)
+
+
 def test_the_whole_frontier(tmp_path: Path) -> None:
     out = tmp_path / "plans"
     found = run("--output-dir", str(out), *USUAL, "--points", "12", "--plot-interval", "5")
@@ -57,12 +64,7 @@ def test_the_whole_frontier(tmp_path: Path) -> None:
     assert expected <= drawn
     assert drawn == {path.stem for path in out.glob("*.svg")}
     assert (out / "frontier.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_of_a_plan_has_a_bar_for_every_instruction(tmp_path: Path) -> None:
-    out = tmp_path / "plans"
-    run("--output-dir", str(out), *USUAL, "--max-slowdown", "1.05")
-    tree = ET.parse(out / "pipeline_00000.svg")
+    tree = ET.parse(out / f"pipeline_{last:05d}.svg")
     groups = [
         node
         for node in tree.iter("{http://www.w3.org/2000/svg}g")
@@ -78,27 +80,30 @@ def test_a_picture_of_a_plan_has_a_bar_for_every_instruction(tmp_path: Path) -> 
     [(("--deadline", "1.0"), 1.0), (("--max-slowdown", "1.1"), 1.1), (("--straggler", "1.2"), 1.2)],
 )
 def test_one_plan(tmp_path: Path, question: tuple[str, ...], most: float) -> None:
-    out = tmp_path / "plans"
-    found = run("--output-dir", str(out), *USUAL, *question, "--plot-interval", "0")
-    assert found.exit_code == 0, found.output
-    (plan,) = Frontier.read(out).plans
+    (plan,) = planned(tmp_path / "plans", *USUAL, *question).plans
     assert 0.8 < plan.time_s <= most
-    assert not list(out.glob("*.png"))
 
 
 def test_a_plan_within_a_power_bound(tmp_path: Path) -> None:
-    bound = ("--max-power", "800", "--plot-interval", "0")
-    fastest = run("--output-dir", str(tmp_path / "fastest"), *USUAL, *bound)
-    assert fastest.exit_code == 0, fastest.output
-    (plan,) = Frontier.read(tmp_path / "fastest").plans
+    asked = (*USUAL, "--max-power", "800")
+    (plan,) = planned(tmp_path / "fastest", *asked).plans
     assert 780 < plan.peak_power_w <= 800
-    slower = ("--max-slowdown", "1.3")
-    found = run("--output-dir", str(tmp_path / "slower"), *USUAL, *bound, *slower)
-    assert found.exit_code == 0, found.output
-    (thrifty,) = Frontier.read(tmp_path / "slower").plans
+    (thrifty,) = planned(tmp_path / "slower", *asked, "--max-slowdown", "1.3").plans
     assert thrifty.peak_power_w <= 800
     assert thrifty.time_s > plan.time_s
     assert thrifty.energy_j < plan.energy_j
+
+
+@pytest.mark.parametrize(("schedule", "steps"), [("gpipe", 8), ("interleaved", 16)])
+def test_other_schedules_and_a_blocking_power_in_a_file(
+    tmp_path: Path, schedule: str, steps: int
+) -> None:
+    measured = tmp_path / "p2p.json"
+    measured.write_text(json.dumps({"power_w": 91.5, "time_s": 10.0, "energy_j": 915.0}))
+    asked = ["--stages", "0,7", "--num-stages", "2", "--num-mbs", "4", "--schedule", schedule]
+    found = planned(tmp_path / "plans", *asked, "--p2p-power", str(measured), "--points", "3")
+    assert len(found.plans[0].stages[0]) == steps
+    assert found.p2p_power_w == 91.5
 
 
 def test_underscores_and_the_references_arguments_are_taken(tmp_path: Path) -> None:
@@ -111,27 +116,6 @@ def test_underscores_and_the_references_arguments_are_taken(tmp_path: Path) -> N
     found = CliRunner().invoke(main, arguments)
     assert found.exit_code == 0, found.output
     assert "no effect" in found.stderr
-
-
-def test_the_blocking_power_may_be_a_file(tmp_path: Path) -> None:
-    measured = tmp_path / "p2p.json"
-    measured.write_text(json.dumps({"power_w": 91.5, "time_s": 10.0, "energy_j": 915.0}))
-    out = tmp_path / "plans"
-    usual = [*USUAL[:-1], str(measured)]
-    found = run("--output-dir", str(out), *usual, "--points", "3", "--plot-interval", "0")
-    assert found.exit_code == 0, found.output
-    assert Frontier.read(out).p2p_power_w == 91.5
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
-def test_other_schedules(tmp_path: Path, schedule: str) -> None:
-    out = tmp_path / "plans"
-    usual = ["--stages", "0,7", "--num-stages", "2", "--num-mbs", "4"]
-    asked = ["--schedule", schedule, "--points", "3", "--plot-interval", "0"]
-    found = run("--output-dir", str(out), *usual, *asked)
-    assert found.exit_code == 0, found.output
-    stages = Frontier.read(out).plans[0].stages
-    assert len(stages[0]) == (16 if schedule == "interleaved" else 8)
 
 
 def test_a_zero_bubble_schedule_with_the_whole_iteration(tmp_path: Path) -> None:
@@ -168,11 +152,8 @@ def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
     order = [["Forward", 0], ["BACKWARD ", 0]]
     arcs = [[[0, "forward", 0], [1, "Forward", 0]], [[1, "backward", 0], [0, "Backward", 0]]]
     path.write_text(json.dumps({"stages": [order, order], "arcs": arcs}))
-    out = tmp_path / "plans"
-    asked = ["--stages", "0,7", "--schedule", str(path), "--points", "3", "--plot-interval", "0"]
-    found = run("--output-dir", str(out), *asked)
-    assert found.exit_code == 0, found.output
-    assert Frontier.read(out).schedule == "mine"
+    asked = ["--stages", "0,7", "--schedule", str(path), "--points", "3"]
+    assert planned(tmp_path / "plans", *asked).schedule == "mine"
 
 
 @pytest.mark.parametrize(
@@ -182,19 +163,13 @@ def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
         ((*USUAL, "--deadline", "nan"), "nan is not a finite number"),
         ((*USUAL, "--deadline", "1", "--straggler", "2"), "give one of --deadline, --straggler"),
         ((*USUAL, "--straggler", "0", "--points", "0"), "give one of --points, --straggler"),
-        (
-            (*USUAL, "--gpus-per-stage", "0"),
-            "gpus_per_stage: Input should be gr",
-        ),
+        ((*USUAL, "--gpus-per-stage", "0"), "gpus_per_stage: Input should be gr"),
         (("--num-stages", "4", "--num-mbs", "4"), "8 stages and the pipeline 4"),
         (("--num-stages", "8"), "needs --num-stages and --num-mbs"),
         (("--num-stages", "8", "--num-mbs", "0"), "at least one of its microbatches"),
         ((*USUAL, "--schedule", "zigzag"), "the schedule zigzag cannot be read"),
         ((*USUAL, "--p2p-power", "nothing.json"), "neither watts nor a file"),
-        (
-            (*USUAL, "--p2p-power", "-3"),
-            "greater than or equal to 0, not -3",
-        ),
+        ((*USUAL, "--p2p-power", "-3"), "greater than or equal to 0, not -3"),
         ((*USUAL, "--stages", "a-b"), "--stages must be"),
         ((*USUAL, "--max-slowdown", "0.5"), "a slowdown is at least 1"),
         ((*USUAL, "--points", "-2"), "at least one plan"),
@@ -236,17 +211,22 @@ def test_a_folder_that_cannot_be_created_is_found_before_planning(
     assert "Traceback" not in found.output
 
 
-def test_both_ways_to_start_it(tmp_path: Path) -> None:
-    for command in (
-        ["-m", "zeus.optimizer.pipeline_frequency"],
-        [str(ROOT / "examples/pipeline_frequency_optimizer/run_optimization.py")],
-    ):
-        found = subprocess.run(
-            [sys.executable, *command, "--help"], capture_output=True, text=True, check=True
-        )
+def test_both_ways_to_start_it_import_nothing_heavy_before_they_plan() -> None:
+    code = (
+        "import runpy, sys\n"
+        "import zeus.optimizer.pipeline_frequency as p; p.Frontier; p.Plan\n"
+        "name = sys.argv.pop(1)\n"
+        "run = runpy.run_path if name.endswith('.py') else runpy.run_module\n"
+        "heavy = {'numpy', 'scipy', 'highspy', 'torch', 'httpx', 'fastapi', 'matplotlib'}\n"
+        "try:\n    run(name, run_name='__main__')\n"
+        "finally:\n    print(sorted(heavy & {*sys.modules}))"
+    )
+    example = ROOT / "examples/pipeline_frequency_optimizer/run_optimization.py"
+    for name in ("zeus.optimizer.pipeline_frequency", str(example)):
+        command = [sys.executable, "-c", code, name, "--help"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
         assert "--inst-profile" in found.stdout
-    with pytest.raises(SystemExit):
-        runpy.run_module("zeus.optimizer.pipeline_frequency", run_name="__main__")
+        assert found.stdout.endswith("[]\n")
 
 
 def test_the_code_on_the_page_runs(
@@ -282,14 +262,3 @@ def test_the_code_on_the_page_runs(
     # Solvers of other releases may find other plans that are as good.
     assert figures(shown)[:4] == figures(printed)[:4]
     assert figures(shown)[-3:] == pytest.approx(figures(printed)[-3:], rel=0.2, abs=0.02)
-
-
-def test_reading_plans_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, zeus.optimizer.pipeline_frequency as p; p.Frontier; p.Plan\n"
-        "import zeus.optimizer.pipeline_frequency.command\n"
-        "heavy = {'numpy', 'scipy', 'highspy', 'torch', 'httpx', 'fastapi', 'matplotlib'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -98,20 +98,19 @@ def test_a_frontier_without_peaks_is_read(tmp_path: Path) -> None:
     assert FRONTIER.dump_python(found, mode="json")["plans"][0]["peak_power_w"] is None
 
 
-def test_json_holds_everything() -> None:
-    assert FRONTIER.validate_json(FRONTIER.dump_json(frontier())) == frontier()
-
-
 def test_a_file_of_the_reference_is_read(tmp_path: Path) -> None:
     path = tmp_path / "freqs_pipeline_00324.py"
     path.write_text(
         "[\n[('forward', 930), ('backward', 900)],\n[('forward', 930), ('backward', 915)],\n]\n"
-        "# Iteration 324 cost change: 0.02\n# Iteration 324 total cost: 1224.8\n"
-        "# Iteration 324 total cost with P2P: 2333.9\n"
+        "# Iteration 324 cost change: 0.0227579757019285\n"
+        "# Iteration 324 total cost: 1224.8441048803174\n"
+        "# Iteration 324 total cost with P2P: 2333.9241048803174\n"
     )
     found = read_plan(path)
     assert found.stages[1] == (("forward", 930), ("backward", 915))
     assert math.isnan(found.time_s)
+    assert found.energy_j == 2333.9241048803174
+    assert found.effective_energy_j == 1224.8441048803174
     assert found.clock_changes == 2
 
 
@@ -235,17 +234,3 @@ def test_a_wrong_value_in_a_file_is_refused_with_its_place(
 def test_changes_are_counted_within_a_stage_and_0_mhz_is_none() -> None:
     assert count_changes([[("forward", 900), ("backward", 0), ("forward", 900)]]) == 0
     assert count_changes([[("forward", 900), ("backward", 915)], [("forward", 1000)]]) == 1
-
-
-def test_figures_of_the_references_plans_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "freqs_pipeline_00324.py"
-    path.write_text(
-        "[\n[('forward', 930), ('backward', 900)],\n]\n"
-        "# Iteration 324 cost change: 0.0227579757019285\n"
-        "# Iteration 324 total cost: 1224.8441048803174\n"
-        "# Iteration 324 total cost with P2P: 2333.9241048803174\n"
-    )
-    found = read_plan(path)
-    assert found.energy_j == 2333.9241048803174
-    assert found.effective_energy_j == 1224.8441048803174
-    assert math.isnan(found.time_s)

@@ -8,11 +8,7 @@ import pytest
 
 from tests.zeus.pipeline_frequency.timeline import timeline
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.placed_schedules import (
-    BY_NAME,
-    from_actions,
-    read_schedule,
-)
+from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME, from_actions, read_schedule
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import (
     Graph,

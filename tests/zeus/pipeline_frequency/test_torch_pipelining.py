@@ -22,6 +22,16 @@ ours = late("zeus.optimizer.pipeline_frequency.torch_pipelining")
 MICROBATCHES = 4
 
 
+def table_of(name: str, ranks: int, microbatches: int, parts: int) -> dict[int, list[Any]]:
+    """The actions of all ranks, without their processes."""
+    schedule = object.__new__(getattr(pipelining.schedules, f"Schedule{name}"))
+    values = {"pp_group_size": ranks, "n_local_stages": parts, "_n_microbatches": microbatches}
+    values |= {"_num_stages": ranks * parts, "num_stages": ranks * parts, "_stages": [None] * parts}
+    values |= {"number_of_rounds": microbatches // ranks, "microbatches_per_round": ranks}
+    vars(schedule).update(rank=0, enable_zero_bubble=True, **values)
+    return {rank: schedule._calculate_single_rank_operations(rank) for rank in range(ranks)}
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [("ZBVZeroBubble", 2), ("InterleavedZeroBubble", 2), ("InterleavedZeroBubble", 1)]
@@ -29,15 +39,7 @@ MICROBATCHES = 4
 )
 def test_torchs_own_action_tables_are_schedules(name: str, parts: int) -> None:
     ranks, microbatches = 4, 8
-    kind = getattr(pipelining.schedules, f"Schedule{name}")
-    # The table of all ranks without their processes.
-    schedule = object.__new__(kind)
-    values = {"pp_group_size": ranks, "n_local_stages": parts, "_n_microbatches": microbatches}
-    values |= {"_num_stages": ranks * parts, "num_stages": ranks * parts, "_stages": [None] * parts}
-    values |= {"number_of_rounds": 2, "microbatches_per_round": 4, "enable_zero_bubble": True}
-    vars(schedule).update(rank=0, **values)
-    table = {rank: schedule._calculate_single_rank_operations(rank) for rank in range(ranks)}
-    pipeline = from_actions(name, table)
+    pipeline = from_actions(name, table_of(name, ranks, microbatches, parts))
     assert (pipeline.num_stages, pipeline.num_microbatches) == (ranks, microbatches)
     forwards = [one for one in pipeline.instructions if one.name == "forward"]
     assert len(forwards) == ranks * parts * microbatches
@@ -53,6 +55,8 @@ class Heard(Callback):
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.computing = False
+        """Whether it also records when the model computes."""
 
     def on_step_begin(self) -> None:
         self.events.append("step begins")
@@ -112,20 +116,29 @@ def make(kind: Any, stages: int, heard: Heard) -> tuple[Any, list[pipelining.Pip
     cpu = torch.device("cpu")
 
     def seen() -> None:
-        heard.events.append("computes")
+        if heard.computing:
+            heard.events.append("computes")
 
     made = [pipelining.PipelineStage(scale(seen), number, stages, cpu) for number in range(stages)]
     several = stages > 1 or kind is pipelining.ScheduleInterleaved1F1B
     return kind(made if several else made[0], MICROBATCHES, loss_fn=loss), made
 
 
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def one(heard: Heard) -> tuple[Any, Any]:
+    """1F1B of one stage, instrumented, and the stage."""
+    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
+    ours.instrument(schedule, stage, heard)
+    return schedule, stage
+
+
 def train(schedule: Any) -> None:
     schedule.step(torch.ones(MICROBATCHES, 1), target=torch.zeros(MICROBATCHES, 1))
-
-
-def without_computing(heard: Heard) -> Heard:
-    heard.events = [event for event in heard.events if event != "computes"]
-    return heard
 
 
 @pytest.mark.parametrize(
@@ -135,23 +148,25 @@ def without_computing(heard: Heard) -> Heard:
         ("ScheduleGPipe", ["forward"] * MICROBATCHES + ["backward"] * MICROBATCHES),
     ],
 )
-def test_a_step_is_its_instructions_in_their_order(kind: str, order: list[str]) -> None:
-    heard = Heard()
+def test_a_step_is_its_instructions_in_their_order(
+    heard: Heard, kind: str, order: list[str]
+) -> None:
     schedule, (stage,) = make(getattr(pipelining, kind), 1, heard)
     ours.instrument(schedule, stage, heard)
     for _ in range(2):
         heard.events.clear()
         train(schedule)
-        assert without_computing(heard).instructions() == order
+        assert heard.instructions() == order
     assert stage.submod.weight.grad is not None
 
 
-def test_an_instruction_holds_its_computing_and_nothing_else_does() -> None:
-    heard = Heard()
-    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
-    ours.instrument(schedule, stage, heard)
+def test_an_instruction_holds_its_computing_and_nothing_else_does(
+    heard: Heard, one: tuple[Any, Any]
+) -> None:
+    schedule, _ = one
     train(schedule)  # the first step also tries the model, to learn its shapes
     heard.events.clear()
+    heard.computing = True
     train(schedule)
     places = [n for n, event in enumerate(heard.events) if event == "computes"]
     assert len(places) == MICROBATCHES
@@ -159,55 +174,51 @@ def test_an_instruction_holds_its_computing_and_nothing_else_does() -> None:
         assert heard.events[place - 1 : place + 2] == ["forward begins", "computes", "forward ends"]
 
 
-def test_stages_that_share_a_process_share_its_instructions() -> None:
-    heard = Heard()
+def test_stages_that_share_a_process_share_its_instructions(heard: Heard) -> None:
     schedule, stages = make(pipelining.ScheduleInterleaved1F1B, 2, heard)
     ours.instrument(schedule, stages, heard)
     train(schedule)
-    counts = collections.Counter(without_computing(heard).instructions())
+    counts = collections.Counter(heard.instructions())
     assert counts == {"forward": 2 * MICROBATCHES, "backward": 2 * MICROBATCHES}
 
 
-def test_a_backward_in_two_parts_is_two_instructions() -> None:
-    heard = Heard()
+def test_a_backward_in_two_parts_is_two_instructions(heard: Heard) -> None:
     schedule, stages = make(pipelining.ScheduleInterleavedZeroBubble, 2, heard)
     ours.instrument(schedule, stages, heard)
     train(schedule)
-    counts = collections.Counter(without_computing(heard).instructions())
+    counts = collections.Counter(heard.instructions())
     assert counts["forward"] == 2 * MICROBATCHES
     assert counts["backward"] + counts["backward_input"] == 2 * MICROBATCHES
     assert counts["backward_input"] == counts["backward_weight"]
     assert counts["backward_weight"] > 0
 
 
-def test_an_evaluation_is_a_pause() -> None:
-    heard = Heard()
-    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
-    ours.instrument(schedule, stage, heard)
+def test_an_evaluation_is_a_pause(heard: Heard, one: tuple[Any, Any]) -> None:
+    schedule, _ = one
     ones = torch.ones(MICROBATCHES, 1)
     schedule.eval(ones, target=ones)
     with torch.no_grad():
         schedule.eval(ones, target=ones)
-    assert without_computing(heard).events == ["pause", "pause"]
+    assert heard.events == ["pause", "pause"]
     heard.events.clear()
     train(schedule)  # and training is training again
-    assert len(without_computing(heard).instructions()) == 2 * MICROBATCHES
+    assert len(heard.instructions()) == 2 * MICROBATCHES
 
 
-def test_another_schedule_of_the_same_stage_has_no_instructions() -> None:
-    heard = Heard()
-    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
-    ours.instrument(schedule, stage, heard)
+def test_another_schedule_of_the_same_stage_has_no_instructions(
+    heard: Heard, one: tuple[Any, Any]
+) -> None:
+    _, stage = one
     forward_only = pipelining.ScheduleGPipe(stage, MICROBATCHES)
     with torch.no_grad():
         forward_only.step(torch.ones(MICROBATCHES, 1))
-    assert without_computing(heard).events == []
+    assert heard.events == []
 
 
-def test_after_a_step_that_failed_an_evaluation_is_a_pause_and_a_step_a_step() -> None:
-    heard = Heard()
-    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
-    ours.instrument(schedule, stage, heard)
+def test_after_a_step_that_failed_an_evaluation_is_a_pause_and_a_step_a_step(
+    heard: Heard, one: tuple[Any, Any]
+) -> None:
+    schedule, stage = one
     train(schedule)
     forward = stage.submod.forward
     stage.submod.forward = lambda x: x.no_such_thing
@@ -218,16 +229,14 @@ def test_after_a_step_that_failed_an_evaluation_is_a_pause_and_a_step_a_step() -
     schedule._internal_losses.clear()
     heard.events.clear()
     schedule.eval(torch.ones(MICROBATCHES, 1), target=torch.ones(MICROBATCHES, 1))
-    assert without_computing(heard).events == ["pause"]
+    assert heard.events == ["pause"]
     heard.events.clear()
     train(schedule)
-    assert len(without_computing(heard).instructions()) == 2 * MICROBATCHES
+    assert len(heard.instructions()) == 2 * MICROBATCHES
 
 
-def test_losses_and_outputs_pass_through() -> None:
-    heard = Heard()
-    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
-    ours.instrument(schedule, stage, heard)
+def test_losses_and_outputs_pass_through(one: tuple[Any, Any]) -> None:
+    schedule, _ = one
     losses: list[torch.Tensor] = []
     ones = torch.ones(MICROBATCHES, 1)
     output = schedule.step(ones, target=ones, losses=losses)
@@ -239,18 +248,13 @@ def test_losses_and_outputs_pass_through() -> None:
 def test_the_planners_interleaved_order_is_that_of_torch(numbers: tuple[int, int, int]) -> None:
     ranks, microbatches, chunks = numbers
     planned = interleaved_1f1b(ranks, microbatches, chunks)
-    schedule: Any = object.__new__(pipelining.ScheduleInterleaved1F1B)
-    schedule.pp_group_size, schedule.n_local_stages = ranks, chunks
-    schedule._n_microbatches = microbatches
-    schedule.number_of_rounds = microbatches // ranks
-    schedule.microbatches_per_round = ranks
     names = {"F": "forward", "B": "backward"}
+    table = table_of("Interleaved1F1B", ranks, microbatches, chunks)
     for rank, indices in enumerate(planned.stages):
         order = [planned.instructions[index] for index in indices]
-        actions = schedule._calculate_single_rank_operations(rank)
         assert [(one.name, one.microbatch, one.chunk) for one in order] == [
             (names[action.computation_type.value], action.microbatch_index, stage // ranks)
-            for action in actions
+            for action in table[rank]
             if action is not None and (stage := action.stage_index) is not None
         ]
 
@@ -275,9 +279,8 @@ class OnGpu:
 
 @pytest.mark.parametrize("synchronize", [True, False])
 def test_a_gpu_is_waited_for_before_its_clock_is_set(
-    synchronize: bool, monkeypatch: pytest.MonkeyPatch
+    heard: Heard, synchronize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = Heard()
     monkeypatch.setattr(
         torch.cuda, "synchronize", lambda device: heard.events.append(f"waited for {device}")
     )

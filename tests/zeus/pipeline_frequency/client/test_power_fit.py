@@ -7,14 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from zeus.optimizer.pipeline_frequency.power_fit import (
-    OUTSIDE,
-    WAITING,
-    Span,
-    fill,
-    fit,
-    mixtures,
-)
+from zeus.optimizer.pipeline_frequency.power_fit import OUTSIDE, WAITING, Span, fill, fit, mixtures
 from zeus_common.units import MS
 
 POWERS = {"forward": 300.0, "backward": 420.0, WAITING: 84.0, OUTSIDE: 150.0}

@@ -141,19 +141,6 @@ def test_small_pipelines_are_solved_exactly(turn: int) -> None:
             assert plan.effective_energy_j == pytest.approx(least(plan.time_s, 1), abs=precision)
 
 
-@pytest.mark.parametrize("turn", range(seeds.tries(3)))
-def test_without_exactness_plans_keep_deadlines_and_never_beat_the_best(turn: int) -> None:
-    rnd = random.Random(seeds.fresh(f"turn {turn}"))
-    instance = Instance("", random_profile(rnd, 2, 2), one_f_one_b(2, 2), 60.0)
-    plans, planner = every_plan(instance), instance.planner(exact=False)
-    for time_s in np.linspace(min(plans)[0], max(plans)[0], 5):
-        (plan,) = planner.straggler(float(time_s)).plans
-        best = min(one[1] for one in plans if one[0] <= time_s * (1 + 1e-9))
-        assert plan.time_s <= time_s * (1 + 1e-9)
-        assert plan.effective_energy_j >= best - 1e-6
-    check_frontier(instance, planner.frontier(8))
-
-
 def test_the_rest_of_a_stage_runs_at_the_clock_that_costs_no_time() -> None:
     """By hand: the first stage's forward 1 and backward 0 have 4 s each, the rest is critical."""
     clocks = {1400: (1.0, 100.0), 1200: (1.5, 80.0), 1000: (4.5, 20.0)}
@@ -207,29 +194,6 @@ def test_energies_are_of_each_of_a_stages_gpus_or_of_all_together() -> None:
     planner = Planner(whole, one_f_one_b(4, 4), p2p_power_w=83.64, **figures)
     by_stage = planner.max_slowdown(1.1)
     assert by_stage.plans[0].energy_j == pytest.approx(by_gpu.plans[0].energy_j, rel=1e-6)
-
-
-@pytest.mark.parametrize("clocks", [1, 2, 3])
-def test_few_clocks_are_enough(clocks: int) -> None:
-    """Where the reference's curve has nothing to be fitted to."""
-    few = changed(measured("a100", 4), lambda options: options[:: 38 // clocks][:clocks])
-    instance = Instance("", few, one_f_one_b(4, 6), 83.64)
-    frontier = instance.planner().frontier(20)
-    check_frontier(instance, frontier)
-    assert (len(frontier.plans) == 1) == (clocks == 1)
-
-
-def test_instructions_may_be_short() -> None:
-    """250 us, where a unit of 1 ms would have left one option."""
-    short = changed(
-        measured("a100", 4),
-        lambda options: [Option(o.frequency, o.time_s / 200, o.energy_j / 200) for o in options],
-    )
-    instance = Instance("", short, one_f_one_b(4, 8), 83.64)
-    frontier, long = instance.planner().frontier(), usual().frontier()
-    check_frontier(instance, frontier)
-    saved = [1 - one.plans[-1].energy_j / one.baseline_energy_j for one in (frontier, long)]
-    assert saved[0] == pytest.approx(saved[1], abs=1e-3)
 
 
 def test_a_folder_of_plans_has_what_further_plans_need(tmp_path: Path) -> None:

@@ -20,11 +20,7 @@ from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier, PlanningProblem
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
-from zeus.optimizer.pipeline_frequency.server.drift import (
-    DriftWatch,
-    in_words,
-    scaled,
-)
+from zeus.optimizer.pipeline_frequency.server.drift import DriftWatch, in_words, scaled
 
 STAGES, MICROBATCHES, BLOCKED_W = 3, 4, 75.0
 RULES = DriftWatch

@@ -10,12 +10,7 @@ import pytest
 
 from tests import snippets
 from tests.zeus.pipeline_frequency.server.conftest import Serve
-from tests.zeus.pipeline_frequency.server.running import (
-    ok,
-    rank_bodies,
-    refused,
-    register,
-)
+from tests.zeus.pipeline_frequency.server.running import ok, rank_bodies, refused, register
 
 PLUG_IN = """
 from zeus.optimizer.pipeline_frequency.common import FrequencySchedule, PFOServerSettings

@@ -34,26 +34,19 @@ SETTINGS = PlanServerSettings.from_env({})
 class Watching(FrequencyScheduler):
     """Records its arguments."""
 
-    def __init__(
-        self,
-        job_info: JobInfo,
-        rank_infos: list[RankInfo],
-        pfo_settings: PlanServerSettings,
-        rounds: int = 2,
-    ) -> None:
-        super().__init__(job_info, rank_infos, pfo_settings)
+    def __init__(self, *job: Any, rounds: int = 2) -> None:
+        super().__init__(*job)
         self.rounds = rounds
         self.seen: list[list[ProfilingResult]] = []
 
     def _run(self) -> Rounds:
         for number in range(self.rounds):
+            clocks = {info.rank: 100 * number + info.rank for info in self.rank_infos}
             self.seen.append(
                 (
                     yield [
-                        FrequencySchedule(
-                            rank=info.rank, frequencies=[("forward", 100 * number + info.rank)]
-                        )
-                        for info in self.rank_infos
+                        FrequencySchedule(rank=rank, frequencies=[("forward", mhz)])
+                        for rank, mhz in clocks.items()
                     ]
                 )
             )

@@ -8,11 +8,7 @@ import pytest
 
 from tests import seeds
 from tests.zeus.pipeline_frequency.server.running import frontier
-from zeus.optimizer.pipeline_frequency.server.stragglers import (
-    PENDING,
-    StragglerWatch,
-    plans_for,
-)
+from zeus.optimizer.pipeline_frequency.server.stragglers import PENDING, StragglerWatch, plans_for
 
 RULES = StragglerWatch
 SOON = RULES.window + RULES.patience
