@@ -275,6 +275,8 @@ def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
     assert world.set_power(ALICE, 200)["error"]["code"] == "quiesced"
     assert world.code(ADMIN, "restore") == "quiesced"
     assert world.code(ADMIN, "persist", controls=["power_limit"]) == "quiesced"
+    world.ask_power(ALICE, 200, block=False)
+    assert world.call(ALICE, "heartbeat")["deferred"]["last"]["code"] == "quiesced"
     assert world.call(BOB, "hello")["result"]["quiesced_ns"] is not None
     assert world.call(ADMIN, "quiesce")["result"]["since_ns"] == result.since_ns
     world.advance(100)
@@ -459,6 +461,7 @@ def test_a_restore_pending_on_a_missing_gpu_can_be_forgotten_by_administrators()
         return str(result["error"]["message"] if "error" in result else result["controls"])
 
     assert "zeusd has found no GPU at all" in forget(GPU1)
+    assert "this node has no GPUs" in world.call(ADMIN, "restore")["error"]["message"]
     world.limits_mw = (300_000,)
     world.find_gpus()
     assert "is on this node; reset it" in forget(GPU0)

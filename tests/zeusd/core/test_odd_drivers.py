@@ -178,6 +178,7 @@ def test_a_restore_pending_on_a_missing_gpu_is_named_when_zeusd_stops(world: Wor
     world.apply(world.core.stop(world.now_ns))
     assert world.core.unrestored == [(GPU0, Control.POWER_LIMIT)]
     assert not world.core.restoring, "there is nothing to wait for"
+    world.restart(1)  # it is missing still
     world.limits_mw = (300_000, 300_000)
     world.restart(1)
     assert world.limit_w() == 300, "the stop is finished by the next start"
