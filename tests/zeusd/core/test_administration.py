@@ -268,6 +268,8 @@ def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
     world: World,
 ) -> None:
     world.set_power(ALICE, 200)
+    assert len(world.call(ADMIN, "resume")["result"]["gpus"]) == 1
+    assert world.limit_w() == 200, "nothing is to be resumed"
     result = Quiesced.model_validate(world.call(ADMIN, "quiesce")["result"])
     assert (result.open, result.pending) == ([], [])
     assert world.limit_w() == 300
@@ -371,12 +373,6 @@ def test_a_repeated_request_gets_the_answer_of_the_one_in_progress(world: World)
     assert answers[0]["result"] == answers[1]["result"]
 
 
-def test_resume_without_quiesce_does_nothing(world: World) -> None:
-    world.set_power(ALICE, 200)
-    assert len(world.call(ADMIN, "resume")["result"]["gpus"]) == 1
-    assert world.limit_w() == 200
-
-
 def test_a_stop_while_quiesced_waits_for_nothing(world: World) -> None:
     world.set_power(ALICE, 200)
     world.faults[POWER] = 15
@@ -408,6 +404,7 @@ def test_leases_are_released_by_process_and_by_job() -> None:
     (mine, bobs) = world.call(7, "leases")["result"]["leases"]
     assert (mine["job"], mine["command"], mine["pid"]) == ("77", "train", 707)
     assert (bobs["job"], bobs["command"], bobs["pid"]) == (None, None, None)
+    world.restart(7, BOB)
     assert world.call(ADMIN, "release", whose="all", job="78")["result"] == {"released": 0}
     assert world.call(ADMIN, "release", whose="all", pids=[999])["result"] == {"released": 0}
     assert world.call(ADMIN, "release", whose="all", job="77")["result"] == {"released": 1}
@@ -430,15 +427,6 @@ def test_a_job_that_starts_takes_nothing_from_other_jobs_on_its_gpu() -> None:
     only = restored(world, controls=["power_limit"], jobs=["78"])
     assert only == {"power_limit": "held"}
     world.call(ADMIN, "restore", gpus=[GPU0], jobs=["77"])  # an earlier run of the job itself
-    assert world.limit_w() == 300
-
-
-def test_a_job_is_known_after_a_restart_too() -> None:
-    world = staffed()
-    world.connect(7, pid=707, uid=1002, job="77")
-    world.set_power(7, 200)
-    world.restart(7)
-    assert world.call(ADMIN, "release", whose="all", job="77")["result"] == {"released": 1}
     assert world.limit_w() == 300
 
 

@@ -104,17 +104,11 @@ def test_a_lease_stays_below_it_and_gets_its_requested_value_later(world: World)
     assert world.limit_w() == 260, "a restore does not raise it above the ceiling"
 
 
-def test_a_lower_limit_set_outside_is_not_touched(world: World) -> None:
-    world.values[POWER] = (150_000,)
-    bound(world, 250)
-    assert world.limit_w() == 150
-    bound(world, None)
-    assert world.limit_w() == 150
-
-
 def test_a_value_left_by_a_ceiling_is_forgotten_once_it_is_changed_outside(world: World) -> None:
     bound(world, 240)
     world.values[POWER] = (215_000,)
+    bound(world, 230)
+    assert world.limit_w() == 215, "it is lower"
     bound(world, None)
     assert world.limit_w() == 215
     assert world.journaled("resting") == []

@@ -217,6 +217,8 @@ def test_a_silent_holder_that_computes_keeps_its_lease_up_to_a_bound(world: Worl
     holder = world.connect(1)
     world.set_power(1, 200)
     world.cpu_share[holder] = 1.0
+    world.advance(100)
+    world.call(1, "heartbeat")
     world.advance(119)
     assert world.limit_w() == 200
     world.advance(1.1)
@@ -247,16 +249,6 @@ def test_a_late_first_reading_decides_nothing(world: World, share: float, keeps:
     assert world.limit_w() == 200
     world.advance(10)
     assert (world.limit_w() == 200) is keeps
-
-
-def test_a_heartbeat_after_hard_work_counts_as_any(world: World) -> None:
-    holder = world.connect(1)
-    world.set_power(1, 200)
-    world.cpu_share[holder] = 1.0
-    world.advance(100)
-    world.call(1, "heartbeat")
-    world.advance(100)
-    assert world.limit_w() == 200
 
 
 @pytest.mark.parametrize(
