@@ -335,11 +335,13 @@ def test_after_a_reset_persisted_limits_are_in_force_again_and_others_are_what_i
     assert world.limit_w() == 300
 
 
-def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
+@pytest.mark.parametrize("sets", [[], [210, 220]], ids=["a restore", "a set, and one that waits"])
+def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator(sets: list[int]) -> None:
     world = staffed(gpus=2)
     world.set_power(ALICE, 200)
     world.set_power(ALICE, 200, GPU1)
     world.hold = True
+    waiting = [world.ask_power(ALICE, watts) for watts in sets][1:]
     asked = world.ask(ADMIN, "quiesce")
     stuck = [call for call in world.held if call.gpu == GPU0]
     world.run_held(GPU1)
@@ -349,11 +351,13 @@ def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
     assert answer is not None
     assert answer["result"]["open"] == ["/dev/nvidia0"]
     assert answer["result"]["pending"] == [[GPU0, "power_limit"]]
+    for one in waiting:
+        assert world.outcome(ALICE, one)["error"]["code"] == "quiesced"
     world.hold = False
     assert stuck == world.held
     world.run_held()
     world.advance(60)  # the call in progress is over; nothing new is tried
-    assert world.limit_w() == 200
+    assert world.limit_w() == (sets or [200])[0]
     world.call(ADMIN, "resume")
     assert world.limit_w() == 300
 
