@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import importlib
 import json
 from typing import Annotated, Any
@@ -70,6 +72,15 @@ def test_nothing_is_read_of_a_request_that_may_not_ask() -> None:
     assert post(body, host="rebound.example:8000")[0::2] == (403, 0)
     assert post(body, content_length=str(10**30))[0::2] == (413, 0)
     assert post(b" " * 300_000)[0] == 413
+
+
+def test_a_page_runs_nothing_but_its_own_scripts() -> None:
+    answer = web.page("zeus.optimizer.batch_size.server")
+    policy = answer.headers["content-security-policy"]
+    for tag, kind in (("script", "script-src"), ("style", "style-src")):
+        _, _, rest = bytes(answer.body).partition(f"<{tag}>".encode())
+        digest = hashlib.sha256(rest.partition(f"</{tag}>".encode())[0]).digest()
+        assert f"{kind} 'sha256-{base64.b64encode(digest).decode()}'" in policy
 
 
 @pytest.mark.parametrize(
