@@ -23,6 +23,13 @@ ALICE, BOB = Account(Kind.USER, uid=1000), Account(Kind.USER, uid=1001)
 MONITOR = Account(Kind.SERVICE, "dcgm.service")
 JOB = Account(Kind.JOB, "7", uid=1000)
 
+Figures = tuple[Account, Method, int, int, int]
+
+
+def figures(charges: list[Charge]) -> list[Figures]:
+    return [(one.account, one.method, one.active_uj, one.lower_uj, one.upper_uj) for one in charges]
+
+
 amounts = st.integers(0, 2**62)
 weights = st.lists(st.integers(0, 2**40), min_size=1, max_size=12)
 
@@ -55,11 +62,10 @@ def test_a_holder_is_charged_everything_that_its_gpu_draws() -> None:
 
 
 def test_holders_share_by_weight_and_nobody_knows_better() -> None:
-    first, second = split(101, 4, Situation([Claim(ALICE, 3), Claim(BOB, 1)]))
-    assert (first.account, first.active_uj, second.active_uj) == (ALICE, 76, 25)
-    assert {first.method, second.method} == {Method.WEIGHTS}
-    assert (first.lower_uj, first.upper_uj) == (0, 101)
-    assert (first.ns, second.ns) == (3, 1)
+    charges = split(101, 4, Situation([Claim(ALICE, 3), Claim(BOB, 1)]))
+    by_weight = Method.WEIGHTS
+    assert figures(charges) == [(ALICE, by_weight, 76, 0, 101), (BOB, by_weight, 25, 0, 101)]
+    assert [one.ns for one in charges] == [3, 1]
 
 
 def test_an_idle_gpu_is_shared_by_rule_without_doubt() -> None:
@@ -69,8 +75,8 @@ def test_an_idle_gpu_is_shared_by_rule_without_doubt() -> None:
 
 
 def test_processes_decide_where_nobody_holds_the_gpu() -> None:
-    (alone,) = split(100, 4, Situation(present=[Claim(ALICE), Claim(ALICE)], listed=True))
-    assert (alone.account, alone.method, alone.lower_uj) == (ALICE, Method.EXCLUSIVE, 100)
+    alone = split(100, 4, Situation(present=[Claim(ALICE), Claim(ALICE)], listed=True))
+    assert figures(alone) == [(ALICE, Method.EXCLUSIVE, 100, 100, 100)]
     equal = split(100, 4, Situation(present=[Claim(ALICE), Claim(BOB)], listed=True))
     assert [one.method for one in equal] == [Method.EQUAL] * 2
 
@@ -78,19 +84,12 @@ def test_processes_decide_where_nobody_holds_the_gpu() -> None:
 def test_several_share_by_use_and_its_bounds_are_those_of_activity() -> None:
     present = [Claim(ALICE), Claim(BOB)]
     both = Situation(present=present, used=[Claim(ALICE, 30), Claim(ALICE, 45), Claim(BOB, 25)])
-    assert [
-        (one.account, one.method, one.active_uj, one.lower_uj, one.upper_uj)
-        for one in split(100, 4, both)
-    ] == [
-        (ALICE, Method.UTILIZATION, 75, 0, 100),
-        (BOB, Method.UTILIZATION, 25, 0, 100),
-    ]
+    by_use = Method.UTILIZATION
+    assert figures(split(100, 4, both)) == [(ALICE, by_use, 75, 0, 100), (BOB, by_use, 25, 0, 100)]
     # Who used nothing while another did is charged nothing, and that is certain.
     alone = Situation(present=present, used=[Claim(ALICE, 1), Claim(MONITOR, 90)])
-    assert [(one.active_uj, one.lower_uj, one.upper_uj) for one in split(100, 4, alone)] == [
-        (100, 100, 100),
-        (0, 0, 0),
-    ]
+    found = figures(split(100, 4, alone))
+    assert found == [(ALICE, by_use, 100, 100, 100), (BOB, by_use, 0, 0, 0)]
     nobody = Situation(present=present, used=[Claim(MONITOR, 90)])
     assert {one.method for one in split(100, 4, nobody)} == {Method.EQUAL}
 
@@ -99,9 +98,9 @@ def test_idle_power_is_shared_by_rule_and_the_rest_by_use() -> None:
     situation = Situation(
         present=[Claim(ALICE), Claim(BOB)], used=[Claim(ALICE, 100)], idle_uw=40_000_000
     )
-    first, second = split(200_000_000, 10**9, situation)
-    assert (first.active_uj, first.lower_uj, first.upper_uj) == (180_000_000,) * 3
-    assert (second.active_uj, second.lower_uj, second.upper_uj) == (20_000_000,) * 3
+    first, second = figures(split(200_000_000, 10**9, situation))
+    assert first[2:] == (180_000_000,) * 3
+    assert second[2:] == (20_000_000,) * 3
     (low, _) = split(30_000_000, 10**9, situation)
     assert low.active_uj == 15_000_000
 
@@ -110,19 +109,13 @@ def test_a_mig_instance_never_gets_the_whole_gpus_figure_as_its_own() -> None:
     """One instance of three slices is held, the other four slices by nobody."""
     holder = [Claim(JOB, 3, of=7)]
     job, rest = split(700, 7, Situation(holder))
-    assert (job.method, job.active_uj, job.lower_uj, job.upper_uj) == (Method.WEIGHTS, 300, 0, 700)
+    assert figures([job]) == [(JOB, Method.WEIGHTS, 300, 0, 700)]
     assert (rest.account, rest.idle_uj, rest.ns) == (IDLE, 400, 4)
     assert split(700, 7, Situation([Claim(JOB, 6, of=7)]))[1].idle_uj == 100
     # Measured, it is charged what is drawn beyond idle, and its slices' part of that.
-    job, rest = split(
-        700, 10**9, Situation(holder, used=[Claim(JOB, 5)], idle_uw=210, unknown="down")
-    )
-    assert (job.method, job.active_uj, job.lower_uj, job.upper_uj) == (
-        Method.UTILIZATION,
-        490 + 90,
-        490 + 90,
-        490 + 90,
-    )
+    measured = Situation(holder, used=[Claim(JOB, 5)], idle_uw=210, unknown="down")
+    job, rest = split(700, 10**9, measured)
+    assert figures([job]) == [(JOB, Method.UTILIZATION, *(490 + 90,) * 3)]
     assert (rest.account, rest.idle_uj) == (IDLE, 120)
 
 
@@ -130,11 +123,9 @@ def test_instances_whose_use_is_not_known_share_by_size() -> None:
     situation = Situation(
         present=[Claim(ALICE), Claim(BOB)], slices=[Claim(ALICE, 1), Claim(BOB, 3)]
     )
-    first, second = split(100, 4, situation)
-    assert (first.active_uj, second.active_uj) == (25, 75)
-    assert {(one.method, one.lower_uj, one.upper_uj) for one in (first, second)} == {
-        (Method.SLICES, 0, 100)
-    }
+    by_size = Method.SLICES
+    found = figures(split(100, 4, situation))
+    assert found == [(ALICE, by_size, 25, 0, 100), (BOB, by_size, 75, 0, 100)]
 
 
 def test_every_method_says_what_its_bounds_are() -> None:
