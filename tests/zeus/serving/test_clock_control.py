@@ -184,20 +184,6 @@ def test_clocks_that_another_process_holds_are_not_touched(daemon: RunningDaemon
     wait_for(lambda: restored(daemon), "the clocks to be unlocked")
 
 
-def test_another_tenant_is_refused(daemon: RunningDaemon) -> None:
-    control = ClockControl(gpus(daemon), 0.5, 0.025, path=daemon.socket)
-    try:
-        wait_for(lambda: control.status().working, "the control to work")
-        control.refuse("another process used the GPU")
-        wait_for(lambda: restored(daemon), "the lease to be released")
-        assert "another tenant uses a GPU" in control.status().trouble
-        control.refuse(None)
-        wait_for(lambda: control.status().working, "the control to work again")
-    finally:
-        control.close()
-    assert restored(daemon)
-
-
 def _listed(*tenants: tuple[int | None, str | None, bool]) -> GpuProcesses:
     """Processes by user, job and whether they compute."""
     return GpuProcesses(
@@ -226,7 +212,7 @@ def test_a_tenant_is_a_user_or_one_of_its_jobs(
     assert found is None if expected is None else expected in str(found)
 
 
-def test_a_tenant_that_zeusd_lists_is_refused(
+def test_a_tenant_that_zeusd_lists_or_the_caller_names_is_refused(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others: list[tuple[int | None, str | None, bool]] = []
@@ -244,8 +230,14 @@ def test_a_tenant_that_zeusd_lists_is_refused(
         wait_for(lambda: restored(daemon), "the lease to be released")
         others.clear()
         wait_for(lambda: control.status().working, "the control to work again")
+        control.refuse("one that zeusd cannot see")
+        wait_for(lambda: restored(daemon), "the lease to be released")
+        assert "another tenant uses a GPU: one that" in control.status().trouble
+        control.refuse(None)
+        wait_for(lambda: control.status().working, "the control to work again")
     finally:
         control.close()
+    assert restored(daemon)
 
 
 def test_wrong_arguments_are_reported_at_once() -> None:
