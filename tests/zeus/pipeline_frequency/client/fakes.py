@@ -12,43 +12,26 @@ from tests.support import TIMEOUT_S
 
 
 class Store:
-    """A key-value store of torch.distributed's kind."""
+    """A key-value store of torch.distributed's kind, or the part of one with a prefix."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "", whole: Store | None = None) -> None:
+        self.prefix, self.whole = prefix, whole or self
         self.notes: dict[str, bytes] = {}
         self.broken = False
 
-    def _check(self) -> None:
-        if self.broken:
+    def _reached(self) -> dict[str, bytes]:
+        if self.whole.broken:
             raise RuntimeError("connection reset")
+        return self.whole.notes
 
     def set(self, key: str, value: bytes) -> None:
-        self._check()
-        self.notes[key] = value
+        self._reached()[self.prefix + key] = value
 
     def check(self, keys: list[str]) -> bool:
-        self._check()
-        return all(key in self.notes for key in keys)
+        return all(self.prefix + key in self._reached() for key in keys)
 
     def get(self, key: str) -> bytes:
-        self._check()
-        return self.notes[key]
-
-
-class Prefixed:
-    """A part of it."""
-
-    def __init__(self, prefix: str, store: Store) -> None:
-        self.prefix, self.store = prefix, store
-
-    def set(self, key: str, value: bytes) -> None:
-        self.store.set(f"{self.prefix}/{key}", value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self.store.check([f"{self.prefix}/{key}" for key in keys])
-
-    def get(self, key: str) -> bytes:
-        return self.store.get(f"{self.prefix}/{key}")
+        return self._reached()[self.prefix + key]
 
 
 def fake_torch(store: Store | None) -> SimpleNamespace:
@@ -60,7 +43,7 @@ def fake_torch(store: Store | None) -> SimpleNamespace:
             is_initialized=lambda: True,
             get_world_size=lambda: 1,
             get_rank=lambda: 0,
-            PrefixStore=Prefixed,
+            PrefixStore=lambda prefix, store: Store(f"{prefix}/", store),
             distributed_c10d=SimpleNamespace(_get_default_store=lambda: store),
         ),
     )

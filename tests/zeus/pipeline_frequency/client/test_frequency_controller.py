@@ -261,7 +261,7 @@ def test_a_gpu_of_another_process_is_waited_for(
     controller.set_frequency(900)
     assert gpu.mhz() == 600
     holder.stdin.close()
-    holder.wait()
+    assert holder.wait(TIMEOUT_S) == 0
     wait_for(lambda: controller.working, "the lease to be taken")
     controller.set_frequency(900)
     gpu.becomes(900)

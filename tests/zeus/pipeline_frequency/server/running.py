@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.serving import ServerProcess, environment
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from zeus.optimizer.pipeline_frequency.common import Choice, JobInfo, RankInfo
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
@@ -235,7 +235,8 @@ class Training:
             yield
         finally:
             stop.set()
-            thread.join()
+            thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
         assert not failed, failed
 
 
