@@ -103,6 +103,16 @@ def test_time_without_samples_has_the_counters_growth(counter: bool) -> None:
     assert joules(again, 2_000, 74_000) == pytest.approx(expected_j, rel=0.01)
 
 
+def test_power_that_nobody_has_sampled_may_have_been_as_low_as_any_before() -> None:
+    stated_uj = []
+    for least_w in (300, 50):
+        channel = channel_of(*PRODUCT)
+        feed(channel, steady(1, 3, least_w) + steady(3, 10, 300), 1_000_000)
+        feed(channel, steady(30, 35, 300), 1_000_000 + 2_000 * least_w + 27 * 300_000)
+        stated_uj.append(channel.curve.window(11 * SECOND, 20 * SECOND, False).uncertainty_uj)
+    assert stated_uj[1] > 100 * stated_uj[0] > 0
+
+
 def test_samples_add_up_to_the_counter_over_minutes() -> None:
     """They may differ by a little. The counter is read once a second, between two of its ticks."""
     chance = random.Random(seeds.fresh())
