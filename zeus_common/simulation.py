@@ -256,10 +256,6 @@ class SimulatedNode:
         """Unlocks the clocks outside zeusd, as Slurm does on all GPUs when a job ends."""
         self._devices.ask("outside", gpu=gpu, clocks=None)
 
-    def set_profiles_outside(self, gpu: int, profiles: Sequence[int]) -> None:
-        """Requests workload power profiles outside zeusd, as `nvidia-smi power-profiles` would."""
-        self._devices.ask("outside", gpu=gpu, profiles=list(profiles))
-
     def true_energy_j(self, gpu: int) -> float:
         """Returns the true energy drawn until now, J."""
         return float(self._devices.ask("truth", gpu=gpu)["energy_j"])

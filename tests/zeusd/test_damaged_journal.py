@@ -185,7 +185,10 @@ def test_the_helper_leaves_what_it_does_not_understand(tmp_path: Path, devices: 
     strange = {"gpu": GPU1, "control": "fan_speed", "holder": [1, 1]}
     with (tmp_path / "journal").open("ab") as file:
         file.write(record(boot_id(), f"pending/{GPU1}/fan_speed", strange))
+        unused = pending(GPU1, Control.MEMORY_CLOCKS, ())  # its lease was acquired, and not used
+        file.write(record(boot_id(), f"pending/{GPU1}/memory_clocks", unused))
     said: list[str] = []
     assert restore.restore([str(tmp_path)], say=said.append) == 1
     assert any("fan_speed is not understood" in line for line in said)
+    assert f"memory_clocks of {GPU1}: was never changed" in said
     assert devices.values == TARGETS

@@ -53,6 +53,12 @@ def test_equal_warnings_and_failures_are_counted(kept: Kept) -> None:
     assert vars(kept.records[-1])["repeated"] == 1000 - MOST
     log.warning("the disk is %s", "full", extra={"event": "journal_failed"})
     assert "repeated" not in vars(kept.records[-1])
+    for number in range(1000):  # so many are remembered
+        log.warning("job %d is new", number)
+    before = len(kept.records)
+    for _ in range(2 * MOST):
+        log.warning("the disk is %s", "full", extra={"event": "journal_failed"})
+    assert len(kept.records) == before + MOST
 
 
 def test_what_cannot_be_formatted_is_the_handlers_trouble(kept: Kept) -> None:

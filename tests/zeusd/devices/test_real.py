@@ -100,6 +100,12 @@ def test_invalid_handles_are_refused_and_not_followed(open_nvml: Opener) -> None
     assert {(call.gpu, call.result) for call in double.calls()} == {(-1, Return.INVALID_ARGUMENT)}
 
 
+def test_errors_have_nvmls_numbers() -> None:
+    numbers = {name: number for name, number in vars(Return).items() if name.isupper()}
+    assert numbers.pop("SUCCESS") == pynvml.NVML_SUCCESS
+    assert numbers == {name: getattr(pynvml, f"NVML_ERROR_{name}") for name in numbers}
+
+
 def test_an_error_names_the_call_and_nvmls_code(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)

@@ -596,6 +596,8 @@ def test_calls_about_the_node_can_fail_too() -> None:
         method()
     nvml.inject(0, "device_handle", Return.RESET_REQUIRED, count=1)
     assert code_of(nvml.device_handle, 0) == Return.RESET_REQUIRED
+    nvml.lose(0)
+    assert code_of(nvml.device_handle, 0) == Return.GPU_IS_LOST
     with pytest.raises(ValueError, match="not a call that can fail"):
         nvml.inject(0, "set_the_limit", Return.UNKNOWN)
     with pytest.raises(ValueError, match="no simulated GPU 1"):

@@ -122,8 +122,9 @@ def test_a_group_in_a_job_that_is_its_users_own_does_not_name_another_job(tree: 
 
 def test_a_group_that_others_may_write_is_not_roots_alone(tree: Tree) -> None:
     tree.make(STEP)
-    (tree.root / "system.slice/slurmstepd.scope").chmod(0o775)
-    assert tree.workload(STEP) is None
+    for folder in (tree.root / "system.slice/slurmstepd.scope", tree.root):
+        folder.chmod(0o775)
+        assert tree.workload(STEP) is None
 
 
 def test_a_group_that_is_gone_names_nothing(tree: Tree) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.support import pidfds_are_closed, wait_for  # noqa: F401 - one is a fixture
 from zeusd.energy.accountant import NEVER_NS, Fact, FactSpan
 from zeusd.energy.split import Account, Kind
+from zeusd.runtime.control_groups import ProcessWorkload, WorkloadKind
 from zeusd.runtime.identities import Identities, Identity, is_ignored
 from zeusd.runtime.presence import LIST_FAILED, LIST_NS, TICK_NS, UNKNOWN_PROCESS, Exits, Presence
 
@@ -199,6 +200,29 @@ def test_a_real_process_is_its_users(tmp_path: Path) -> None:
     os.close(found.pidfd)
     assert identities.identify(process.pid) is None
     assert identities.identify(2**40) is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "account"),
+    [
+        (None, Account(Kind.USER, uid=os.getuid())),
+        (ProcessWorkload(WorkloadKind.USER, "1000"), Account(Kind.USER, uid=os.getuid())),
+        (ProcessWorkload(WorkloadKind.JOB, "7"), Account(Kind.JOB, "7", uid=os.getuid())),
+        (ProcessWorkload(WorkloadKind.POD, "1f2e"), Account(Kind.POD, "unknown/1f2e")),
+        (
+            ProcessWorkload(WorkloadKind.CONTAINER, "0123456789abcdef"),
+            Account(Kind.CONTAINER, "0123456789ab", uid=os.getuid()),
+        ),
+        (ProcessWorkload(WorkloadKind.SERVICE, "x.service"), Account(Kind.SERVICE, "x.service")),
+    ],
+)
+def test_a_process_is_charged_as_what_its_control_group_names(
+    workload: ProcessWorkload | None, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeusd.runtime.identities.workload_of", lambda groups: workload)
+    found = Identities().identify(os.getpid())
+    os.close(found.pidfd)
+    assert found.account == account
 
 
 def test_an_exit_is_noted_when_it_happens() -> None:

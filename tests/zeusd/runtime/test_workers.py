@@ -172,7 +172,23 @@ def test_processes_are_read_with_their_user_and_command(worker: Worker) -> None:
     assert (process.pid, process.uid) == (os.getpid(), os.geteuid())
     assert process.memory_mib > 1000
     assert process.command == command_of(os.getpid()) != ""
+    assert worker.ask(Read(3, "GPU-x", ReadingMade.PIDS)).pids == (os.getpid(),)
+    worker.nvml.inject(0, "processes", 999)
+    assert worker.ask(Read(4, "GPU-x", ReadingMade.PIDS)).pids is None, "that is an answer, too"
+    worker.nvml.clear_faults()
     work.close()
     worker.nvml.open_work([0], "model/compute", pid=gone.pid)
     (process,) = worker.ask(Read(2, "GPU-x", ReadingMade.PROCESSES)).processes
     assert (process.uid, process.command, process.job) == (None, None, None)
+
+
+def test_a_bug_is_an_answer_and_says_what_to_do(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for call in ("sensors", "set_power_limit"):
+        monkeypatch.setattr(worker.nvml, call, lambda *_: 1 / 0)
+    failure = worker.ask(Read(1, "GPU-x", ReadingMade.ENERGY))
+    assert "zeusd failed while it served GPU-x (ZeroDivisionError); please" in failure.message
+    assert worker.write(150) == Unknown(failure)
+    monkeypatch.undo()
+    assert worker.write(150) == Holds((150_000,))

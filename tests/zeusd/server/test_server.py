@@ -539,6 +539,17 @@ def test_descriptors_in_a_message_stop_nothing(
         )
 
 
+def test_a_client_sees_the_end_before_its_descriptors_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # it waits for another
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(TIMEOUT_S)
+        descriptors.Closer(lambda token: None).close(ours)
+        assert theirs.recv(1) == b""
+
+
 def test_reading_by_peeking_loses_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -150,10 +150,7 @@ class DeviceServer:
             self._node.clear_faults()
             return {}
         elif op == "outside":
-            if "profiles" in message:
-                profiles = tuple(sorted(int(one) for one in message["profiles"]))
-                self._node.set_profiles_outside(int(message["gpu"]), profiles)
-            elif "clocks" in message:
+            if "clocks" in message:
                 self._node.reset_clocks_outside(int(message["gpu"]))
             else:
                 self._node.set_outside(int(message["gpu"]), int(message["power_limit_mw"]))
