@@ -341,6 +341,16 @@ def test_windows_that_follow_each_other_are_looked_up_as_such() -> None:
     assert joined == [(True, False), (False, True), (False, False)]
 
 
+def test_a_timeline_of_power_ends_with_the_newest_tick() -> None:
+    scene = Scene(Device())
+    query = GetTimeline(id=1, sources=["GPU-0"], domain=Domain.POWER)
+    scene.historian.submit(LookUp(("GPU-0",), query, scene.done.append))
+    scene.settle()
+    answer = scene.done[0].results["GPU-0"]
+    assert answer.t_ns[-1] == BEGIN_NS
+    assert {*answer.values} == {100_000}
+
+
 def test_a_gap_is_found_in_every_tier() -> None:
     """Where rows are a second apart, less than that is none; the newest ticks say more."""
     device = Device()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from zeusd.runtime.power_sources import (
     PowerMeter,
     PowerSource,
     find_power_meters,
+    module_power_mw,
 )
 
 
@@ -113,6 +115,13 @@ def test_a_power_that_is_none_adds_and_removes_no_energy(tmp_path: Path, odd_uw:
         assert (source.read(False) is None) == (uw == odd_uw)
     edge, _ = history.last() or (None, None)
     assert edge.energy_uj == 100_000 * (now_ns - begin_ns) // 1_000_000
+
+
+def test_a_modules_power_is_the_mean_of_what_its_gpus_read_lately() -> None:
+    gpus = [SimpleNamespace(module_reading=one) for one in (None, (1, 470), (2, 460), (0, 9))]
+    assert module_power_mw(gpus, lambda: 2 * 10**9 + 1) == 465
+    with pytest.raises(OSError, match="no GPU of this superchip has reported its power"):
+        module_power_mw(gpus, lambda: 2 * 10**9 + 3)
 
 
 def known_well(client: Client, gpu: str) -> tuple[int, int, WindowEnergies] | None:

@@ -359,6 +359,8 @@ def test_messages_that_wait_arrive_whole_however_slowly_they_are_read() -> None:
         ours.shutdown(socket.SHUT_WR)
         while data := theirs.recv(50_000):
             read += data
+        theirs.close()
+        assert [sender.send(b"x"), sender.send(b"y")] == [Sent.GONE, Sent.ALL], "it needs no more"
     assert read == b"".join(messages)
 
 
