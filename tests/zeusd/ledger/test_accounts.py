@@ -18,6 +18,7 @@ from zeus_common.units import SECOND_NS
 from zeus_ipc.requests import MAX_SUMS, NOBODY
 from zeusctl.entities import limited_texts
 from zeusctl.usage import edges
+from zeusd.ledger.usage import TooManySums
 from zeusd.runtime.workloads import Workloads
 
 HOUR_S = 3600
@@ -260,6 +261,41 @@ def test_steps_of_the_clock_move_later_rows_and_no_sum(world: World) -> None:
     now = START_S // 900
     # A step counts from the settlement on that notices it.
     assert rows == {now: 200_000_000, now + 4: 100_000_000, now - 4: 100_000_000}
+
+
+def test_an_answer_is_of_its_interval(world: World) -> None:
+    """Also that of one job, and the time that jobs were limited."""
+    gpu = world.gpus["GPU-0"]
+    world.allocate("7")
+    for share in (0.5, 0.2):
+        gpu.limited = {"heat": share}
+        world.tick(100, 100)
+        world.accounts.settle()
+        world.step_ns += HOUR_S * SECOND_NS
+        world.accounts.settle()
+    first, whole = [START_S, START_S + HOUR_S], [START_S, START_S + 2 * HOUR_S]
+    for span, joules, limited in ((first, 1000, "50 %"), (whole, 2000, "35 %")):
+        assert world.usage("job", span) == {"7": joules}
+        assert world.usage("job", span, name="7") == {"7": joules}
+        (one,) = world.answer("job", span).sums
+        assert limited_texts(one) == [f"{limited} limited by heat"]
+
+
+def test_an_answer_that_would_be_too_long_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeusd.ledger.usage.MAX_ANSWER", 3)
+    for number in range(4):
+        world.allocate(f"job{number}")
+        world.tick(100)
+    world.accounts.settle()
+    world.step_ns += HOUR_S * SECOND_NS
+    world.accounts.settle()
+    world.tick(100, 10)
+    hours = [START_S, START_S + HOUR_S, START_S + 2 * HOUR_S]
+    with pytest.raises(TooManySums, match=r"over 3 sums.* ask for a shorter time, or by user"):
+        world.usage("job", hours)
+    assert world.usage("user", hours) == {"uid 1000": 140}
 
 
 def test_days_add_up_in_every_zone(world: World) -> None:
