@@ -198,6 +198,8 @@ def test_a_living_holder_keeps_its_lease_over_restarts(world: World) -> None:
         world.connect(1, process.pid)
         world.advance(TTL_S / 5)
         assert world.call(1, "heartbeat")["result"]["leases"] == 1
+    world.restart(1)
+    world.advance(TTL_S - 1)
     assert world.limit_w() == 200
 
 
