@@ -39,7 +39,7 @@ def kept_by(server: RunningServer, job_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def trials(server: RunningServer) -> Iterator[Trials]:
+def trials(server: RunningServer) -> Iterator[HttpTrials]:
     """The way there."""
     made = HttpTrials(server.url, TOKEN)
     yield made
@@ -53,7 +53,7 @@ def spec(job_id: str, **more: Any) -> JobSpecFromClient:
     return JobSpecFromClient.model_validate({**given, **gpu})
 
 
-def test_requests_may_be_repeated(trials: Trials, server: RunningServer) -> None:
+def test_requests_may_be_repeated(trials: HttpTrials, server: RunningServer) -> None:
     made = [trials.register(spec("repeated")) for _ in range(2)]
     assert made[0] == made[1]
     begun = [trials.begin_trial("repeated", "key") for _ in range(2)]
@@ -81,6 +81,7 @@ def test_requests_may_be_repeated(trials: Trials, server: RunningServer) -> None
         trials.end_trial(EndTrial(**trial.model_dump(), reason="oom"))
     assert trials.begin_trial("repeated", "key").reason == "oom"
     assert trials.begin_trial("repeated", "another key").batch_size == 32
+    assert trials.release("repeated") == [64, 128]
     assert len(kept_by(server, "repeated")) == 2
 
 

@@ -456,18 +456,32 @@ def test_windows_that_someone_closed(
     assert caplog.text.count("cannot be measured") == 1
 
 
+class Broken:
+    """A metric on a GPU that has failed."""
+
+    def __float__(self) -> float:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("metric", "more"), [(0.1, 3), (Broken(), 4)], ids=["the monitor", "a metric"]
+)
 def test_internal_errors_do_not_end_training(
     begin: Optimize,
     monitor: FakeMonitor,
     kept: Between,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    metric: Any,
+    more: int,
 ) -> None:
     caplog.set_level(logging.WARNING)
     with begin(max_epochs=4) as optimizer:
         epochs(optimizer, monitor, 0.1)
-        monkeypatch.setattr(monitor, "end_window", lambda *args, **more: 1 / 0)
-        assert epochs(optimizer, monitor, *[0.1] * 9) == 3  # no loop without an end
+        if metric == 0.1:
+            monkeypatch.setattr(monitor, "end_window", lambda *args, **more: 1 / 0)
+        assert epochs(optimizer, monitor, *[metric] * 9) == more  # no loop without an end
+        assert (optimizer.cur_epoch, optimizer.training_finished) == (4, True)
     assert caplog.text.count("Please report this") == 1
     assert "ZeroDivisionError" in caplog.text
     assert kept.trials()[0].status == "cancelled"
