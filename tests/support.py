@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, AnyStr, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -124,7 +124,7 @@ def configuration(directory: Path, text: str = ALL_MAY) -> tuple[str, str]:
     return "--config", str(path)
 
 
-def stopped(process: subprocess.Popen[bytes] | Program) -> int:
+def stopped(process: subprocess.Popen[Any]) -> int:
     """SIGTERM, and waits for the end; one that does not end is killed, and is a failure.
 
     Returns:
@@ -140,8 +140,11 @@ def stopped(process: subprocess.Popen[bytes] | Program) -> int:
         raise
 
 
+Started = TypeVar("Started", bound="subprocess.Popen[Any]")
+
+
 @contextlib.contextmanager
-def ending(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+def ending(process: Started) -> Iterator[Started]:
     """A process that is killed at the end of the block: `subprocess.Popen` would wait for it, also
     after the alarm of a test that takes too long.
     """
@@ -185,7 +188,7 @@ class RunningDaemon:
 
     def _spawn(
         self, program: Sequence[str] = ("-m", "zeusd"), imported: Sequence[str] = IMPORTED
-    ) -> subprocess.Popen[bytes] | Program:
+    ) -> subprocess.Popen[Any]:
         serve = ["serve", "--socket", self.socket, "--state-dir", str(self.state_dir)]
         serve += ["--log-format", "json", *self.arguments]
         with self.log_path.open("ab") as log:
@@ -290,15 +293,23 @@ def ended(child: int) -> int:
         raise
 
 
-def script(source: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+CLIENTS = (
+    *("zeus_ipc.client", "zeus_ipc.socket_transport", "zeus_ipc.stream", "zeusctl.cli"),
+    *("zeusctl.commands.status", "zeusctl.commands.doctor", "zeusctl.checks"),
+    "zeusctl.exporter.collector",
+)
+"""Most of what users' programs import."""
+
+
+def script(source: str, *arguments: str, **options: Any) -> Program:
     """A Python program in its own process, with pipes to talk to it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return preloaded(*CLIENTS).start("-c", source, *arguments, **pipes, **options)
+
+
+def zeusctl_line() -> str:
+    """The line of a shell script that is `zeusctl`, in a process that has imported it before."""
+    return f'exec {preloaded(*CLIENTS).python} -m zeusctl "$@"'
 
 
 def as_nobody() -> dict[str, Any]:

@@ -29,7 +29,7 @@ else:
 from tests import snippets
 from tests.docs.command_lines import complaint, simple_commands
 from tests.snippets import ROOT, Block
-from tests.support import RunningDaemon, running_daemon
+from tests.support import RunningDaemon, running_daemon, zeusctl_line
 from zeus_ipc.codec import decode_reply, encode
 from zeusctl import entities
 from zeusctl.columns import Columns, with_headings
@@ -207,7 +207,7 @@ def test_commands_run(page: Path, daemon: RunningDaemon, tmp_path: Path) -> None
         shutil.copytree(ROOT / name, work / name)
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, source in TOOLS.items():
+    for name, source in {**TOOLS, "zeusctl": zeusctl_line()}.items():
         (tools / name).write_text(f"#!/bin/sh\n{source}\n")
         (tools / name).chmod(0o755)
     places = [str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.support import zeusctl_line
 from zeus_common import tables
 from zeusctl.day_files import Row
 
@@ -40,7 +40,7 @@ def test_a_jobs_nodes_and_runs_are_one_comment_and_others_words_stay(tmp_path: P
         tables.write(files / f"energy-{node}-2026-09-16.csv", tables.kinds(Row), rows)
     written = tmp_path / "written"
     for name, text in (
-        ("zeusctl", f'exec "{sys.executable}" -m zeusctl "$@"'),
+        ("zeusctl", zeusctl_line()),
         ("sacct", 'case "$*" in *"-j 7 "*) echo gpu_power_w=200,zeusd=1,j=5,b=exact,m=x ;; esac'),
         ("sacctmgr", f'echo "$*" >>{written}'),
     ):

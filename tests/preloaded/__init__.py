@@ -14,7 +14,6 @@ import hashlib
 import os
 import select
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,12 @@ from typing import IO, Any
 
 from tests.preloaded.protocol import ask, hold, integer
 
-SERVER = Path(__file__).with_name("server.py")
+SERVER = (
+    "import runpy\n"
+    f"runpy.run_path({str(Path(__file__).with_name('server.py'))!r}, run_name='__main__')"
+)
+"""Such a process has the command line of `python -c`, by which zeusd names it and its programs."""
+
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
@@ -54,7 +58,7 @@ class Preloaded:
     Attributes:
         python: Path of what does for a script, for `-c` or for `-m torch.distributed.run`, what
             Python does: any program may start it, signal it, and wait for it. It is
-            `sys.executable` in each program that it runs.
+            `sys.executable` in the programs that it runs, if PyTorch is among the modules.
     """
 
     def __init__(
@@ -72,37 +76,27 @@ class Preloaded:
         self._socket = os.path.join(folder, "socket")
         self.python = os.path.join(folder, "python")
 
-    def run(
-        self, *arguments: str, cwd: Path, env: Mapping[str, str]
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Like `subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`.
 
         Args:
             arguments: `SCRIPT.py`, `-m MODULE` or `-c CODE`, and what it is given.
-            cwd: Where it runs.
-            env: Its whole environment.
+            options: See `start`.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = self.start(*arguments, cwd=cwd, env=env, stdout=out, stderr=err).wait()
+            code = self.start(*arguments, stdout=out, stderr=err, **options).wait()
             output, errors = (_text(one) for one in (out, err))
         return subprocess.CompletedProcess([*arguments], code, output, errors)
 
-    def start(
-        self,
-        *arguments: str,
-        cwd: Path,
-        env: Mapping[str, str],
-        stdout: IO[bytes],
-        stderr: IO[bytes],
-    ) -> Program:
-        """As `subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL, ...)`.
+    def start(self, *arguments: str, **options: Any) -> Program:
+        """Like `subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL, ...)`.
 
-        The program is killed when this process ends.
+        Args:
+            arguments: See `run`.
+            options: Those of `subprocess.Popen` for the pipes, user, folder and environment.
         """
-        with open(os.devnull) as nothing:
-            files = {0: nothing.fileno(), 1: stdout.fileno(), 2: stderr.fileno()}
-            server = ask(self._socket, self.python, arguments, str(cwd), env, files)
-        return Program(server, arguments)
+        command = [self._socket, self.python, *arguments]
+        return Program(command, **{"stdin": subprocess.DEVNULL, **options})
 
     def close(self) -> None:
         """The server ends when nobody else holds it, and with it the programs that it runs."""
@@ -120,7 +114,7 @@ class Preloaded:
         Path(python).write_text(f'#!/bin/sh\n{own} || exec {plain} "$@"\nexec {command} "$@"\n')
         os.chmod(python, 0o755)
         self._process = subprocess.Popen(
-            [sys.executable, str(SERVER), path, *modules],
+            [sys.executable, "-c", SERVER, path, *modules],
             # PyTorch reads this when it is imported: it warns where no DNS answers.
             env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", **env},
             stdin=subprocess.PIPE,
@@ -154,14 +148,28 @@ def _text(file: Any) -> str:
     return str(file.read().decode(errors="replace"))
 
 
-class Program:
-    """A program that was started, with the methods of `subprocess.Popen`."""
+class Program(subprocess.Popen[Any]):
+    """A program of a server; it is killed when nothing refers to this, or this process ends."""
 
-    def __init__(self, server: socket.socket, arguments: Sequence[str]) -> None:
-        self.args = arguments
-        self.pid = integer(server)
-        self.returncode: int | None = None
-        self._server = server
+    stdin: IO[Any]
+    stdout: IO[Any]
+    stderr: IO[Any]
+
+    def _execute_child(self, command: list[str], *given: Any) -> None:
+        """Starts it; all else of a process that forks one is the same."""
+        path, python, *arguments = command
+        cwd, env, pipes, user = given[4], given[5], given[9:15], given[16:19]
+        ends = {0: pipes[0], 1: pipes[3], 2: pipes[5]}
+        self._server = ask(
+            *(path, python, arguments, str(cwd or os.getcwd()), os.environ if env is None else env),
+            {number: number if end == -1 else end for number, end in ends.items()},
+            dict(zip(("gid", "groups", "uid"), user, strict=True)),
+        )
+        self.pid = integer(self._server)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]  # typeshed lacks it
+
+    def __del__(self) -> None:
+        """Nothing: the server kills it, and waits for it."""
 
     def poll(self) -> int | None:
         """See `subprocess.Popen.poll`."""
@@ -172,23 +180,10 @@ class Program:
     def wait(self, timeout: float | None = None) -> int:
         """See `subprocess.Popen.wait`."""
         if self.returncode is None:
-            if not select.select([self._server], [], [], timeout)[0]:
+            most_s = None if timeout is None else max(timeout, 0)
+            if not select.select([self._server], [], [], most_s)[0]:
                 assert timeout is not None
                 raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = os.waitstatus_to_exitcode(integer(self._server))
             self._server.close()
         return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """See `subprocess.Popen.send_signal`."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """See `subprocess.Popen.terminate`."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """See `subprocess.Popen.kill`."""
-        self.send_signal(signal.SIGKILL)

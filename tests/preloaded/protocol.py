@@ -46,7 +46,8 @@ def ask(
     arguments: Sequence[str],
     cwd: str,
     env: Mapping[str, str],
-    files: dict[int, int],
+    files: Mapping[int, int],
+    user: Mapping[str, Any],
 ) -> socket.socket:
     """Makes the server at a socket start a program.
 
@@ -57,8 +58,9 @@ def ask(
         cwd: Where it runs.
         env: Its whole environment.
         files: The descriptors that it gets, and what each is here.
+        user: Its `uid`, `gid` and `groups`; of those that are None it has the server's.
     """
-    request = {"python": python, "arguments": [*arguments], "cwd": cwd, "env": {**env}}
+    request = {"python": python, "arguments": [*arguments], "cwd": cwd, "env": {**env}, **user}
     data = json.dumps({**request, "files": [*files]}).encode()
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -28,6 +29,8 @@ from tests.preloaded.protocol import INTEGER, move, request  # noqa: E402 - foun
 
 for _name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
     del sys.modules[_name]  # a program may have other tests: those of a copy
+
+PR_SET_DUMPABLE = 4
 
 Asked = tuple[dict[str, Any], list[int]]
 """A request, and the open files that came with it."""
@@ -152,18 +155,31 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     """Sets up this process as a new one. Returns its arguments."""
     os.setpgid(0, 0)
     move(dict(zip(asked["files"], files, strict=True)))
+    switch(asked.get("uid"), asked.get("gid"), asked.get("groups"))
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
     modules = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[1:1] = [os.path.abspath(one) for one in modules]
-    sys.executable = asked["python"]
+    if "torch" in sys.modules:  # others know the processes that they start by their IDs
+        sys.executable = asked["python"]
     if "multiprocessing.spawn" in sys.modules:  # notes both when it is imported
         multiprocessing = importlib.import_module("multiprocessing")
-        multiprocessing.set_executable(asked["python"])
+        multiprocessing.set_executable(sys.executable)
         multiprocessing.process.ORIGINAL_DIR = asked["cwd"]
     arguments: list[str] = asked["arguments"]
     return arguments
+
+
+def switch(user: int | None, group: int | None, groups: list[int] | None) -> None:
+    """Makes this a user's process, who owns its files in `/proc` as if it had been executed."""
+    if groups is not None:
+        os.setgroups(groups)
+    if group is not None:
+        os.setgid(group)
+    if user is not None:
+        os.setuid(user)
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def run(arguments: list[str]) -> None:

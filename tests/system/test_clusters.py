@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,15 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.support import TIMEOUT_S, RunningDaemon, configuration, running_daemon, script, wait_for
+from tests.support import (
+    TIMEOUT_S,
+    RunningDaemon,
+    configuration,
+    running_daemon,
+    script,
+    wait_for,
+    zeusctl_line,
+)
 from zeus_common.simulation import SimulatedNode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -56,7 +62,7 @@ def control_group(name: str) -> Iterator[Path]:
 def run_hook(daemon: RunningDaemon, name: str, tmp_path: Path, **env: str) -> Any:
     """A Slurm script as slurmd runs it: root, and hardly an environment."""
     for program, line in {
-        "zeusctl": f'exec {shlex.quote(sys.executable)} -m zeusctl "$@"',
+        "zeusctl": zeusctl_line(),
         "squeue": "",  # the controller: this job asks for no clocks
         "timeout": 'shift; exec "$@"',  # a busy machine may take longer
     }.items():
@@ -85,7 +91,6 @@ def test_the_epilog_releases_what_its_job_holds_and_nothing_else(
         script(HOLD, daemon.socket, "1") as other,
     ):
         for process in (job, other):
-            assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
         assert limits(daemon) == [150, 150]
         with daemon.client() as client:
@@ -107,7 +112,6 @@ def test_the_epilog_also_releases_what_a_sluid_names(daemon: RunningDaemon, tmp_
         control_group("slurmstepd.scope/sEKNKTV3WPV500/step_0") as group,
         script(HOLD, daemon.socket, "0", str(group)) as job,
     ):
-        assert job.stdout is not None
         assert job.stdout.readline() == "held\n"
         with daemon.client() as client:
             assert [lease.job for lease in client.leases()] == ["sEKNKTV3WPV500"]

@@ -104,8 +104,6 @@ def test_zeusd_killed_at_any_instant_leaves_a_value_that_the_journal_covers(
             setting += "print('set', flush=True)\nsys.stdin.read()\n"
             holder = script(setting, daemon.socket, **as_nobody())
             with ending(holder):
-                assert holder.stdout is not None
-                assert holder.stdin is not None
                 assert holder.stdout.readline() == "holding\n"
                 flag.touch()
                 holder.stdin.write("120000\n")
@@ -338,7 +336,6 @@ def test_a_zeusd_that_starts_on_a_full_disk_restores(
         setting = HOLDER + "client.set_gpu_clocks(gpus, 600, 900)\n"
         setting += "print('set', flush=True)\nsys.stdin.read()\n"
         with ending(script(setting, daemon.socket)) as holder:
-            assert holder.stdout is not None
             assert holder.stdout.readline() == "holding\n"
             assert holder.stdout.readline() == "set\n"
             (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))

@@ -54,7 +54,6 @@ def test_a_process_stuck_in_c_code_with_the_gil_loses_its_leases(site: Site) -> 
 def test_a_process_that_works_keeps_its_leases_regardless_of_its_main_thread(site: Site) -> None:
     busy = HOLDER + "import time\nend = time.time() + 3\nwhile time.time() < end: pass\n"
     with ending(site.holder(busy + "print('over', flush=True)\nsys.stdin.read()")) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "over\n"
         assert site.limits() == [150_000] * 2
         assert site.daemon.records("lease_expired") == []
@@ -67,7 +66,6 @@ def test_a_process_whose_progress_ends_loses_its_leases(site: Site) -> None:
     patient = stalled.replace("stall_timeout_s=0.5", "stall_timeout_s=2")
     going_on = "import time\nfor _ in range(40): client.progress(); time.sleep(0.1)\n"
     with ending(site.holder(patient + going_on + "print('over', flush=True)")) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "over\n"
         assert len(site.daemon.records("lease_expired")) == 2
 
@@ -89,7 +87,6 @@ def test_every_end_of_a_client_ends_its_leases_at_once(site: Site, ending_: str)
     # It ends on request: the limits are checked before.
     source = HOLDER + f"sys.stdin.readline()\n{ending_}\nsys.stdin.read()\n"
     with ending(site.holder(source, stderr=subprocess.DEVNULL)) as holder:
-        assert holder.stdin is not None
         holder.stdin.write("\n")
         holder.stdin.flush()
         wait_for(site.restored, "the limits to be back")
@@ -112,7 +109,6 @@ def test_a_lease_is_its_process_and_not_its_shell(site: Site) -> None:
         start_new_session=True,
     )
     with ending(shell):
-        assert shell.stdout is not None
         tool = int(shell.stdout.readline())
         wait_for(lambda: site.limits() == [150_000] * 2, "the tool to set")
         os.kill(tool, signal.SIGKILL)

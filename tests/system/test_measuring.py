@@ -299,8 +299,6 @@ def test_the_log_is_written_behind_and_when_the_program_ends(
     with measuring(double) as (daemon, _):
         env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
         program = script(PROGRAM, str(path), then, env=env)
-        assert program.stdout is not None
-        assert program.stdin is not None
         assert program.stdout.readline() == "measured\n"
         if then == "wait":
             wait_for(lambda: len(path.read_text().splitlines()) == 3, "the log to be written")
@@ -334,9 +332,7 @@ def test_the_commands_print_what_they_measured_when_they_are_ended(
                 ["power", "--gpu-indices", "1", "--update-period", "0.2"],
             )
         )
-        assert energy.stderr is not None
         assert energy.stderr.readline().startswith("measuring GPUs [0, 1]")
-        assert power.stdout is not None
         lines = [power.stdout.readline() for _ in range(5)]
         assert all("{'GPU1': 220.0" in line for line in lines)
         for process in (power, energy):

@@ -94,7 +94,6 @@ def test_the_value_on_the_gpu_counts(
     site.double.misbehave(0, **quirks)
     holder = script(HOLDER, site.daemon.socket, str(asked_mw))
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == f"{holds_mw}\n"
         assert str(holds_mw) in site.journal()
         with site.daemon.client() as client:
@@ -111,7 +110,6 @@ def test_the_value_on_the_gpu_counts(
 
 def test_a_driver_that_ignores_writes_is_reported_and_retried(site: Site) -> None:
     holder = script(HOLDER, site.daemon.socket, "150000")
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "150000\n"
     site.double.misbehave(0, ignored_sets=-1)
     holder.kill()
@@ -135,7 +133,6 @@ def test_a_set_that_is_ignored_is_an_error(site: Site) -> None:
 def test_a_stop_that_cannot_restore_names_what_and_fails(site: Site) -> None:
     holder = script(HOLDER, site.daemon.socket, "150000")
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "150000\n"
         site.double.misbehave(0, ignored_sets=-1)
         assert site.daemon.stop() == 1
@@ -177,7 +174,6 @@ def test_a_getter_that_fails_once_after_a_set_loses_no_restore(
 def test_transient_errors_prevent_no_restore(site: Site, code: int) -> None:
     """In every call, from the start of zeusd on; then they end."""
     holder = script(HOLDER, site.daemon.socket, "150000")
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "150000\n"
     site.daemon.kill()
     holder.kill()
@@ -194,7 +190,6 @@ def test_a_holder_whose_python_waits_for_c_code_keeps_its_lease(site: Site) -> N
     """For longer than its TTL. zeusd looks at it twice in the last fifth of that."""
     holder = script(BUSY, site.daemon.socket)
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "set\n"
         assert holder.stdout.readline() == "over\n"
         assert site.double.limit_mw(0) == 160_000

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
-from tests.support import RunningDaemon, configuration, running_daemon, wait_for
+from tests.preloaded import preloaded
+from tests.support import CLIENTS, RunningDaemon, configuration, running_daemon, wait_for
 from zeus_ipc import Client
 from zeus_ipc.errors import JournalFailed, LedgerFailed
 
@@ -29,8 +30,7 @@ def quick(folder: Path, double: NvmlDouble) -> tuple[str, ...]:
 
 def says(daemon: RunningDaemon, module: str, *arguments: str) -> str:
     """What a command prints."""
-    command = [sys.executable, "-m", module, *arguments, "--socket", daemon.socket]
-    return subprocess.run(command, capture_output=True, text=True).stdout
+    return preloaded(*CLIENTS).run("-m", module, *arguments, "--socket", daemon.socket).stdout
 
 
 def healthy(client: Client, gpus: int) -> bool:

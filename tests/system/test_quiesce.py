@@ -203,7 +203,6 @@ def test_a_zeusd_with_no_capability_but_sys_admin_serves_and_ends_in_order() -> 
         command += ["--socket", str(directory / "z.sock"), "--state-dir", str(directory / "state")]
         command += ["--log-format", "json"]
         with ending(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as process:
-            assert process.stderr is not None
             lines = []
             while "serving" not in (line := process.stderr.readline()):
                 assert line

@@ -46,8 +46,6 @@ def restored(daemon: RunningDaemon) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_holder(daemon: RunningDaemon, workers: int, number: int) -> None:
     holder = script(HOLDER, daemon.socket, str(workers), **as_nobody())
-    assert holder.stdout is not None
-    assert holder.stdin is not None
     assert holder.stdout.readline() == "holding\n"
     assert not restored(daemon)
     holder.send_signal(number)
@@ -60,7 +58,6 @@ def test_a_killed_holder(daemon: RunningDaemon, workers: int, number: int) -> No
 
 def test_a_holder_that_became_a_zombie(daemon: RunningDaemon) -> None:
     holder = script(HOLDER, daemon.socket, "0")
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "holding\n"
     os.kill(holder.pid, signal.SIGKILL)
     wait_for(lambda: restored(daemon), "everything to be back although nobody reaped it")
@@ -87,6 +84,5 @@ def test_a_descendants_lease_is_its_own(daemon: RunningDaemon) -> None:
     parent.kill()  # the child keeps running and keeps its lease
     parent.wait()
     assert not restored(daemon)
-    assert parent.stdin is not None
     parent.stdin.close()
     wait_for(lambda: restored(daemon), "everything to be back when the child ends")

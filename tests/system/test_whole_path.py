@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fake_nvml.double import NvmlDouble
+from tests.preloaded import Program
 from tests.support import (
     ALL_MAY,
     NOBODY,
@@ -93,9 +94,7 @@ def node() -> Iterator[tuple[RunningDaemon, NvmlDouble, Path]]:
             yield daemon, double, directory
 
 
-def job(
-    daemon: RunningDaemon, directory: Path, source: str = JOB, gpus: str = "0"
-) -> subprocess.Popen[str]:
+def job(daemon: RunningDaemon, directory: Path, source: str = JOB, gpus: str = "0") -> Program:
     """The training job, as an ordinary user if this test may become one."""
     writable = directory / "job"
     writable.mkdir(exist_ok=True)
@@ -110,8 +109,6 @@ def test_an_unprivileged_job_finds_its_limit_and_every_write_is_recorded(
 ) -> None:
     daemon, double, directory = node
     training = job(daemon, directory)
-    assert training.stdout is not None
-    assert training.stdin is not None
     told = json.loads(training.stdout.readline())
     assert told["state"] == "Done"
     assert told["optimal_mw"] == chosen_mw(told)
@@ -151,8 +148,6 @@ def test_killing_the_job_restores_the_limit_although_its_workers_keep_running(
         "print(json",
     )
     training = job(daemon, directory, source)
-    assert training.stdout is not None
-    assert training.stdin is not None
     told = json.loads(training.stdout.readline())
     assert double.limit_mw(0) == chosen_mw(told)
     training.send_signal(signal.SIGKILL)
@@ -171,7 +166,6 @@ def test_a_job_that_makes_no_more_steps_loses_its_limit(
     daemon.process.send_signal(signal.SIGHUP)
     wait_for(lambda: daemon.records("reloaded"), "the shorter leases")
     training = job(daemon, directory)
-    assert training.stdout is not None
     told = json.loads(training.stdout.readline())
     assert told["state"] == "Done"  # and it keeps running
     wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
@@ -232,8 +226,6 @@ def test_losing_the_daemon_permanently_does_not_end_training(
     wait_for(lambda: double.limit_mw(0) == 200_000, "the second limit to be tried")
     daemon.stop()
     assert double.limit_mw(0) == 250_000
-    assert training.stdout is not None
-    assert training.stdin is not None
     training.stdin.write("\n")
     training.stdin.flush()
     said = json.loads(training.stdout.readline())
@@ -297,7 +289,6 @@ def test_settings_of_a_job_killed_in_process_are_restored_by_the_next(tmp_path: 
             double.library,
             env=env,
         )
-        assert killed.stdout is not None
         assert killed.stdout.readline() == "set\n"
         killed.kill()
         killed.wait()

@@ -7,8 +7,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages.following import DOCS, shapes
+from tests.preloaded import Program
 from tests.snippets import every
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import RunningDaemon, running_daemon, script, wait_for
 from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeusctl.cli import main
 from zeusd.devices.simulated.node import CALLS
@@ -69,26 +68,19 @@ class Scene:
         self.work = [SimulatedWork(info.simulated, [gpu], _WORKLOAD) for gpu in self.gpus]
         for work in self.work:
             work.launch(1e6)
-        self.holders: list[subprocess.Popen[str]] = []
+        self.holders: list[Program] = []
 
-    def hold(self, setting: str) -> subprocess.Popen[str]:
+    def hold(self, setting: str) -> Program:
         """A process that holds a lease, like a job."""
         program = "from zeus_ipc import Client\nclient = Client()\n"
         program += "gpus = [gpu.uuid for gpu in client.node().gpus]\n"
         program += f"client.{setting}\nprint('held', flush=True)\ninput()\n"
-        holder = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "ZEUSD_SOCK_PATH": self.daemon.socket},
-        )
+        holder = script(program, env={**os.environ, "ZEUSD_SOCK_PATH": self.daemon.socket})
         self.holders.append(holder)
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         return holder
 
-    def kill(self, holder: subprocess.Popen[str]) -> None:
+    def kill(self, holder: Program) -> None:
         holder.kill()
         holder.communicate()
 

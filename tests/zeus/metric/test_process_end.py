@@ -73,7 +73,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     double = Double()
     folder = str(tmp_path_factory.mktemp("state"))
     with script(TRAINING, double.address, folder, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
         least_s, most_s = map(float, process.stdout.readline().split())
         asked = double.asked
         _, errors = process.communicate("\n", timeout=TIMEOUT_S)
@@ -109,12 +108,9 @@ def test_a_hanging_gateway_does_not_keep_the_process(double: Double, tmp_path: P
     double.does = "hang"
     source = TRAINING.replace("CLOSE_S = 60", "CLOSE_S = 3")
     with script(source, double.address, str(tmp_path), stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdout.readline()
         process.stdin.close()
         wait_for(lambda: double.asked == 3, "the last pushes")
         assert process.wait(TIMEOUT_S) == 0
-        assert process.stderr is not None
         assert process.stderr.read().count("was not pushed within 3 s") == 3
     assert not double.pushes

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from tests.support import TIMEOUT_S, RunningDaemon, ending, running_daemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, ending, running_daemon, wait_for, zeusctl_line
 from tests.zeusctl.kubernetes.api_server import ApiServer
 from tests.zeusctl.kubernetes.node import NODE, Kubelet, a_pod, a_slice, claim, pod_resources
 from zeus_ipc import Client
@@ -235,7 +233,7 @@ def test_an_init_container_waits_until_the_limit_is_in_force(
 ) -> None:
     """The command on the page, as an ordinary client."""
     program = tmp_path / "zeusctl"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
+    program.write_text(f"#!/bin/sh\n{zeusctl_line()}\n")
     program.chmod(0o755)
     page = (REPOSITORY / "docs/operate/kubernetes.md").read_text()
     block = page.partition('```yaml title="wait for the limit"\n')[2].partition("```")[0]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.preloaded import Program
 from tests.support import (
     TIMEOUT_S,
     RunningDaemon,
@@ -253,8 +254,6 @@ def test_a_gpu_of_another_process_is_waited_for(
         zeus.socket,
         gpu.uuid,
     )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
     holder.stdout.readline()
     controller = FrequencyController(0)
     assert not controller.working
@@ -352,12 +351,11 @@ if how == "fork":
 
 
 @contextlib.contextmanager
-def training(daemon: RunningDaemon) -> Iterator[subprocess.Popen[str]]:
+def training(daemon: RunningDaemon) -> Iterator[Program]:
     """A process of an ordinary user that has asked for 900 MHz."""
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     with script(HOLD, env=env, stderr=subprocess.DEVNULL, **as_nobody()) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "set\n"
             yield process
         finally:
@@ -369,8 +367,6 @@ def test_clocks_are_restored_however_the_process_ends_but_not_by_its_children(
     zeus: RunningDaemon, gpu: Gpu, how: str, code: int
 ) -> None:
     with training(zeus) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
         gpu.becomes(900)
         if how == "kill":
             process.kill()
