@@ -97,7 +97,7 @@ def test_a_collector_is_sent_both_over_http() -> None:
     ledger = Ledger()
     ledger.step(EngineStep("0", 1, 0, 50 * MS, ["of a user"], [True], [5], [0]))
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
         telemetry = over_http(url, lambda: {"GPU-1": 30.0}, "llama")
         telemetry.finished("0", ledger.settle().rows, ledger.trace)

@@ -171,7 +171,7 @@ class _Another(http.server.BaseHTTPRequestHandler):
 
 def test_another_http_server_is_not_accepted() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), _Another) as other:
-        thread = threading.Thread(target=other.serve_forever)
+        thread = threading.Thread(target=other.serve_forever, daemon=True)
         thread.start()
         trials = HttpTrials(f"http://127.0.0.1:{other.server_port}")
         assert "check the URL" in refused(422, trials.register, spec("other"))
