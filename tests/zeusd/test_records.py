@@ -79,39 +79,32 @@ def journal() -> tuple[bytes, list[range]]:
     return data, where
 
 
-def garbled(byte: int, rng: random.Random) -> list[int]:
-    """28 values that a byte may become: with one bit flipped, what JSON is made of, some others."""
-    likely = ({byte ^ 1 << bit for bit in range(8)} | {*b'\n\0\xff "[]{},:2'}) - {byte}
-    others = sorted({*range(256)} - likely - {byte})
-    return [*likely, *rng.sample(others, 28 - len(likely))]
+def garbled(byte: int) -> set[int]:
+    """Values that a byte may become: with one bit flipped, and what JSON is made of."""
+    return ({byte ^ 1 << bit for bit in range(8)} | {*b'\n\0\xff "[]{},:2'}) - {byte}
 
 
 def test_any_damaged_byte_loses_at_most_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     # A line does not depend on others, so whole lines are decoded once.
     monkeypatch.setattr(records, "_content", functools.lru_cache(100)(records._content))
-    seed = seeds.fresh()
-    rng = random.Random(seed)
     data, where = journal()
     assert 2500 < len(data) < 4000
     whole = replayed(changes())
     said = replay(data, BOOT)
     assert (said.entries, said.trouble, said.torn) == (whole, None, False)
-    tried = 0
     for number, part in enumerate(where):
         left = changes()
         if number > 0:
             del left[number - 1]
         without = replayed(left)
         for offset in part:
-            for value in garbled(data[offset], rng):
+            for value in garbled(data[offset]):
                 bad = bytearray(data)
                 bad[offset] = value
                 said = replay(bytes(bad), BOOT)
                 assert said.entries in (whole, without), (offset, value)
                 assert said.entries == whole or said.trouble or said.torn, (offset, value)
                 assert not said.old_boot
-                tried += 1
-    assert tried == 28 * len(data)
 
 
 def test_any_cut_leaves_the_records_before_it() -> None:

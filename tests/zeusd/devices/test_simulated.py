@@ -605,12 +605,11 @@ def test_calls_about_the_node_can_fail_too() -> None:
 
 
 def test_steps_on_eight_gpus_take_exactly_their_time() -> None:
-    """A thousand steps take exactly their time, on the virtual clock."""
     nvml, clock = simulated("8xv100:setter_ms=0")
     work = nvml.open_work(list(range(8)), "profiles/V100+resnet50+gpu0")
     work.run(1)
     start_ns = clock()
-    for _ in range(1000):
+    for _ in range(200):
         work.run(1)
     table = catalog()["profiles/V100+resnet50+gpu0"]
-    assert (clock() - start_ns) / 1e12 == pytest.approx(table.unit_s[-1], rel=1e-6)
+    assert (clock() - start_ns) / 200e9 == pytest.approx(table.unit_s[-1], rel=1e-6)

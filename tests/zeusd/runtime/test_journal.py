@@ -289,12 +289,12 @@ def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_
 def test_the_file_does_not_grow_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REWRITE_AFTER", 50)
     journal = opened(tmp_path)
-    for number in range(500):
+    for number in range(200):
         put(journal, "a", {"x": number})
         journal.commit([EntryChange("a", Strange({"x": -number}))], sync=False)
         assert journal.path.read_bytes().count(b'"a"') <= 51
     journal.close()
-    assert reread(tmp_path) == {"a": {"x": -499}}
+    assert reread(tmp_path) == {"a": {"x": -199}}
 
 
 @pytest.mark.parametrize("entries", [10, 300])
@@ -313,10 +313,10 @@ def test_rewriting_costs_no_more_than_appending_however_much_is_kept(
         rewritten.append(replayed_records(journal.path))
 
     monkeypatch.setattr(os, "rename", counted)
-    for number in range(2000):
+    for number in range(600):
         put(journal, "a", {"x": number})
     assert rewritten
-    assert sum(rewritten) <= 2000 + 50 + entries
+    assert sum(rewritten) <= 600 + 50 + entries
     journal.close()
 
 

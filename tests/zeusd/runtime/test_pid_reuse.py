@@ -21,7 +21,7 @@ from zeusd.energy.split import Account, Kind
 from zeusd.runtime.identities import Identities, Identity
 from zeusd.runtime.presence import Exits, Presence
 
-FORKS = 150
+FORKS = 60
 USERS = (1, 2)
 WATTS = 100
 NEXT_PID = Path("/proc/sys/kernel/ns_last_pid")
