@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import os
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -180,6 +181,17 @@ def test_a_file_that_is_not_there_and_one_of_another_kind_are_named(tmp_path: Pa
             list(read(path, Row))
 
 
+def test_without_pyarrow_parquet_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_bytes(in_parquet())
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for use in (lambda: list(read(path, Row)), lambda: write(path, kinds(Row), ROWS)):
+        with pytest.raises(ImportError, match=r"pip install 'zeusd\[parquet\]'"):
+            use()
+
+
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     threading.Thread(target=(tmp_path / "pipe").write_text, args=(PLAIN,), daemon=True).start()
@@ -239,6 +251,9 @@ def test_an_error_of_writing_has_the_files_name(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=path.name) as raised:
             write(path, kinds(Row), ROWS)
         assert raised.value.filename == str(path)
+    os.mkfifo(tmp_path / "fifo.parquet")  # it would be replaced by a file
+    with pytest.raises(TableError, match="is not a file; name one for Parquet, or write CSV"):
+        write(tmp_path / "fifo.parquet", kinds(Row), ROWS)
 
 
 def test_lines_of_json_are_read_with_their_places(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     code, said = run("budget", "--file", str(file))
     assert code == 0
     assert "site: 700 W for 2 nodes, floors 400 W, reserve 150 W" in said
-    assert "rack1: 400 W for 1 node," in said
+    assert "rack1: 400 W for 1 node, floors 200 W, reserve 0 W\n" in said
     assert run("budget", "600")[1].startswith("site: 600 W")
     code, said = run("budget", "500")
     assert code == 1

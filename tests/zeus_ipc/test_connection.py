@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -170,6 +172,20 @@ def test_idle_connections_are_closed_but_one(path: str, monkeypatch: pytest.Monk
             for asked in [pool.submit(transport.request, {"op": "state"}, 20.0) for _ in range(2)]:
                 asked.result()
         wait_for(lambda: sum(thread.is_alive() for thread in serving) == 1, "one to be closed")
+
+
+def test_a_forgotten_connection_is_closed_without_a_warning(path: str) -> None:
+    def one(stream: socket.socket) -> None:
+        shake(stream)
+        answer(stream, next_request(stream))
+        assert stream.recv(1) == b""
+
+    with listening(path) as serve, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        serve(one)
+        SocketTransport(path).request({"op": "state"}, 20.0)
+        gc.collect()
+    assert [one.message for one in warned if one.category is ResourceWarning] == []
 
 
 def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None:

@@ -20,13 +20,14 @@ class Daemon:
         self.lost: list[list[str]] = []
         self.deferred: dict[str, Any] | None = None
         self.ttl_ms = 150
+        self.leases = 1
         self.used = True
 
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self.asked.append((message["op"], threading.current_thread().name))
         reply: dict[str, Any] = {"id": 1}
         if message["op"] == "heartbeat":
-            reply["result"] = {"leases": 1, "ttl_ms": self.ttl_ms, "lost": self.lost}
+            reply["result"] = {"leases": self.leases, "ttl_ms": self.ttl_ms, "lost": self.lost}
         elif message["op"].startswith("set"):
             reply["result"] = {"gpus": {gpu: {} for gpu in message["gpus"]}}
         else:
@@ -110,9 +111,11 @@ def test_a_loss_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     daemon = Daemon()
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)
-        daemon.lost = [["GPU-x", "power_limit"]]
+        wait_for(lambda: daemon.beats() > 1, "the lease to be counted")
+        daemon.leases, daemon.lost = 0, [["GPU-x", "power_limit"]]
         before = daemon.beats()
         wait_for(lambda: daemon.beats() > before + 3, "more heartbeats")
+        assert client.leases_lost == 1
     told = [
         one for one in caplog.records if "lost its lease on power_limit of GPU-x" in one.message
     ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import re
 from collections.abc import Callable
+from itertools import islice
 from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,20 +15,22 @@ from typing import Any, NoReturn, get_args
 
 import msgpack
 import numpy as np
+import pynvml
 import pytest
 from pydantic import ValidationError
 
 from tests import seeds
 from zeus_ipc import Client, __version__, errors
-from zeus_ipc.codec import decode_request, encode
-from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.codec import decode_request, encode, id_of
+from zeus_ipc.controls import AMD_PROFILES, PROFILES, SPECS, Control
 from zeus_ipc.diagnosis import unreachable
 from zeus_ipc.limited import cause, cause_text
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
-from zeus_ipc.replies import ErrorBody
+from zeus_ipc.replies import ErrorBody, Sample
 from zeus_ipc.requests import NO_END_NS, NOBODY, Request, SetControl, request_adapter
 from zeus_ipc.sockets import DEFAULT_SOCKET_PATH, socket_path
+from zeus_ipc.stream import SampleStream
 from zeus_ipc.wire import MAX_REQUEST_BYTES, PROTOCOL_VERSION
 
 ARGUMENTS: dict[str, dict[str, object]] = {
@@ -270,6 +274,24 @@ def test_audit_pages_are_joined_the_oldest_first() -> None:
     assert [(one["before"], one["limit"]) for one in asked] == [(2**62, 50), (6, 10)]
 
 
+def test_a_stream_ends_when_it_is_closed_and_counts_what_was_lost() -> None:
+    known = [name for name, one in Sample.model_fields.items() if one.is_required()]
+    fields = {**dict.fromkeys(known, 1), "gpu": "GPU-1"}
+    numbers = iter([1, None, 4, 2, 3, None, 5])
+
+    def receive(timeout_s: float) -> dict[str, object] | None:
+        number = next(numbers)
+        return None if number is None else {**fields, "number": number}
+
+    closed: list[bool] = []
+    subscription: Any = SimpleNamespace(receive=receive, close=lambda: closed.append(True))
+    with SampleStream(subscription) as stream:
+        seen = [(one.number, one.lost) for one in islice(stream, 3)]
+        assert seen == [(1, 0), (4, 2), (2, 0)], "zeusd was restarted, and counts anew"
+        assert [asyncio.run(stream.__anext__()).number for _ in range(2)] == [3, 5]
+    assert (stream.lost, closed, [*stream], stream.receive(0)) == (3, [True], [], None)
+
+
 def test_an_answer_of_another_form_is_an_error() -> None:
     with answering({"result": []}, {"error": {"code": "gpu_lost", "message": "gone"}}) as client:
         with pytest.raises(errors.RequestRejected, match="cannot read the answer to metrics"):
@@ -460,6 +482,14 @@ def test_why_zeusd_cannot_be_reached(tmp_path: Path, error: OSError, said: str |
     assert str(said or None) in str(reason)
 
 
+def test_profiles_have_the_numbers_of_nvml() -> None:
+    names = {number: name for number, name in PROFILES.items() if number not in AMD_PROFILES}
+    assert len(names) == pynvml.NVML_POWER_PROFILE_MAX
+    for number, name in names.items():
+        constant = f"NVML_POWER_PROFILE_{name.upper().replace('-', '_')}"
+        assert getattr(pynvml, constant) == number
+
+
 def test_profiles_are_known_by_name_and_number_and_limits_in_either_unit() -> None:
     profile, limit = SPECS[Control.POWER_PROFILE], SPECS[Control.POWER_LIMIT]
     named = {" MAX_Q ": 1, "profile-7": 7, "7": 7, "254": 254, "255": None, "no": None}
@@ -513,6 +543,11 @@ def test_the_largest_requests_fit_the_size_limit(arguments: dict[str, object]) -
 def test_invalid_maps_are_refused(data: bytes) -> None:
     with pytest.raises(Malformed):
         decode_request(data)
+
+
+def test_who_sent_an_invalid_map_is_told_its_id() -> None:
+    body = msgpack.packb({"op": b"bytes", "long": ["x" * 9000], "id": 7, "more": 1})
+    assert [id_of(body), id_of(body[:-3]), id_of(body[:9]), id_of(b"\xc1")] == [7, 7, 0, 0]
 
 
 def test_random_bytes_only_ever_give_a_map_or_a_decode_error() -> None:

@@ -1,3 +1,5 @@
+"""Listening at a path, and programs that are run."""
+
 from __future__ import annotations
 
 import os
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from zeus.serving.receiver import Receiver
-from zeus_common.processes import UnixListener
+from zeus_common.processes import UnixListener, is_missing, output_of
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend
 
 
@@ -75,3 +77,20 @@ def test_of_two_that_open_a_path_at_once_at_most_one_has_it(
         client.connect(path)
     others[0].close()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_program_that_fails_prints_nothing_that_is_used() -> None:
+    assert output_of("printf", "\\303\\251\\377") == "\u00e9\ufffd"
+    assert output_of("sh", "-c", "echo no; exit 3") is None
+    assert output_of("/no/such/program") is None
+    assert output_of("sleep", "60", timeout_s=0.01) is None
+
+
+def test_a_program_is_missing_as_a_shell_has_it(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    denied, missing = PermissionError(), FileNotFoundError()
+    path = str(tmp_path)
+    assert [is_missing("gone", error, path) for error in (denied, missing)] == [True, True]
+    assert [is_missing("there", error, path) for error in (denied, missing)] == [False, False]
+    assert not is_missing("gone", OSError(), path)
+    assert not is_missing(f"{path}/closed/gone", denied, path), "its folder cannot be searched"
