@@ -24,11 +24,12 @@ import zmq
 
 from tests.support import TIMEOUT_S, ended, forked, known, wait_for
 from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
-from zeus_ipc import Client, prepared, socket_transport
+from zeus_ipc import Client, prepared, socket_transport, subscription
 from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.prepared import PreparedClocks
 from zeus_ipc.socket_transport import SocketTransport
+from zeus_ipc.subscription import ZmqSubscription
 from zeus_ipc.zmtp import PING, ProtocolError, Replies
 
 GPU = "GPU-1"
@@ -676,3 +677,29 @@ def test_a_timeout_that_is_no_time_is_refused(timeout_s: float) -> None:
         Client("/nowhere", timeout_s=timeout_s)
     with pytest.raises(ValueError, match=f"stall_timeout_s must .* not {timeout_s}"):
         Client("/nowhere", stall_timeout_s=timeout_s)
+
+
+def test_samples_come_until_what_publishes_has_ended(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zmq.Context() as context:
+        with context.socket(zmq.XPUB) as publisher:
+            publisher.bind(f"ipc://{path}")
+            samples = ZmqSubscription(path, ["GPU-1"], 10)
+            assert publisher.poll(int(1000 * TIMEOUT_S))
+            assert publisher.recv() == b"\x01GPU-1"
+            for topic, number in ((b"GPU-2", 1), (b"GPU-1", 2)):
+                publisher.send_multipart([topic, encode({"number": number})])
+            assert samples.receive(TIMEOUT_S) == {"number": 2}
+            assert samples.receive(0) is None
+            publisher.send_multipart([b"GPU-1", b"\xc1"])
+            with pytest.raises(DaemonUnavailable, match="what publishes is not zeusd"):
+                samples.receive(TIMEOUT_S)
+    later = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + 6 * 10**9)
+    assert samples.receive(0) is None
+    monkeypatch.setattr(subscription, "time", later)
+    with pytest.raises(DaemonUnavailable, match="no zeusd listens"):
+        samples.receive(0)
+    samples.close()
+    with pytest.raises(DaemonUnavailable, match="this stream was closed"):
+        samples.receive(0)

@@ -260,6 +260,12 @@ def test_answers_in_parts_are_joined() -> None:
     assert [one["offset"] for one in asked[4:]] == [0, 0]
 
 
+def test_lost_leases_are_pairs_of_gpu_and_control() -> None:
+    beat = {"leases": 1, "ttl_ms": 1, "lost": [["GPU-1", "power_limit"]]}
+    with answering({"result": beat}) as client:
+        assert client.lost_leases(0, 1.0) == [("GPU-1", "power_limit")]
+
+
 def test_audit_pages_are_joined_the_oldest_first() -> None:
     fields = {"t_ns": 1, "last_ns": 1, "count": 1, "warning": False, "event": "set", "gpu": None}
     asked: list[dict[str, Any]] = []
