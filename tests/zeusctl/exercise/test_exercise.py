@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble
-from tests.snippets import ROOT
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, spawn
+from tests.zeusctl.probe.stand_in import NotedLoad
 from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.controls import Control
 from zeusctl.exercise import outside
@@ -23,7 +23,6 @@ from zeusctl.exercise.gpu import _all_taken, clock_ranges, power_limits, roundin
 from zeusctl.exercise.report import SetTrial, ValueRounding
 from zeusctl.exits import Exit
 from zeusctl.probe.load import BURST_S, kept_up
-from zeusctl.reports import schemas
 
 
 @pytest.fixture(autouse=True)
@@ -79,27 +78,8 @@ def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> N
     assert "not offered" in checks[0].what
 
 
-class _Noted:
-    """A load that only records the calls."""
-
-    name = "noted"
-
-    def __init__(self) -> None:
-        self.asked: list[float | str] = []
-
-    def burst(self, seconds: float) -> None:
-        self.asked.append(seconds)
-
-    def bursts(self) -> list[tuple[int, int]]:
-        self.asked.append("waited")
-        return []
-
-    def close(self) -> None:
-        self.asked.append("closed")
-
-
 def test_a_load_is_kept_up_and_has_ended_afterwards() -> None:
-    noted = _Noted()
+    noted = NotedLoad()
     with kept_up(noted):
         wait_for(lambda: len(noted.asked) > 2, "a third burst")
     assert noted.asked[0] == 2 * BURST_S
@@ -288,8 +268,3 @@ def test_zeusd_is_killed_and_the_stand_in_is_unchanged(
     assert told["power_limit", 251_000] == (2, [100_000])
     asked = {(call.symbol, call.arguments) for call in double.calls() if call.pid == os.getpid()}
     assert ("nvmlDeviceSetPowerManagementLimit", (251_000, 0)) in asked
-
-
-def test_the_published_schema_is_that_of_the_exercise() -> None:
-    file = ROOT / "docs" / "reference" / "schema" / "exercise.json"
-    assert json.loads(file.read_text()) == schemas()["exercise"]()

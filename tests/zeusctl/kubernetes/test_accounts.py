@@ -42,36 +42,32 @@ SPLIT = {"MIG-a": GpuPart("GPU-1", 1, 7, 9), "MIG-b": GpuPart("GPU-1", 3, 7, 10)
 NODE = Devices(GPUS, SPLIT)
 
 
-def held(devices: dict[tuple[str, str], list[str]], *pods: Pod) -> dict[str, list[GpuPart]]:
+WHOLE, HALF = GpuPart("GPU-0"), GpuPart("GPU-0", 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "parts"),
+    [
+        ({"a": ["GPU-0", "GPU-2"]}, {"a": [WHOLE, GpuPart("GPU-2")]}),
+        (
+            {"a": ["GPU-0::0", "GPU-0::3"], "b": ["GPU-0::1"]},
+            {"a": [GpuPart("GPU-0", 2)], "b": [HALF]},
+        ),
+        ({"a": ["MIG-a"], "b": ["nvidia1/gi10"]}, {"a": [SPLIT["MIG-a"]], "b": [SPLIT["MIG-b"]]}),
+        ({"a": ["GPU-0"], "b": ["GPU-0"]}, {"a": [HALF], "b": [HALF]}),
+        ({"ended": ["GPU-0"], "b": ["GPU-0"]}, {"b": [WHOLE]}),
+    ],
+    ids=["whole", "replicas", "MIG", "listed twice", "ended, though kubelet still lists it"],
+)
+def test_pods_hold_what_kubelet_lists(
+    devices: dict[str, list[str]], parts: dict[str, list[GpuPart]]
+) -> None:
+    listed = {("ml", name): ids for name, ids in devices.items()}
+    ended = pod_of(a_pod("ended", namespace="ml", phase="Succeeded"))
     found: dict[str, list[GpuPart]] = {}
-    for one in holdings(devices, pods, NODE)[0]:
-        found.setdefault(one.name, []).append(one.part)
-    return {name: sorted(parts, key=lambda part: part.gpu) for name, parts in found.items()}
-
-
-def test_a_pod_holds_whole_gpus_alone() -> None:
-    assert held({("ml", "a"): ["GPU-0", "GPU-2"]}) == {"ml/a": [GpuPart("GPU-0"), GpuPart("GPU-2")]}
-
-
-def test_replicas_are_shares_and_one_pods_count_together() -> None:
-    devices = {("ml", "a"): ["GPU-0::0", "GPU-0::3"], ("ml", "b"): ["GPU-0::1"]}
-    assert held(devices) == {"ml/a": [GpuPart("GPU-0", 2)], "ml/b": [GpuPart("GPU-0", 1)]}
-
-
-def test_mig_devices_are_slices_of_their_gpu() -> None:
-    devices = {("ml", "a"): ["MIG-a"], ("ml", "b"): ["nvidia1/gi10"]}
-    assert held(devices) == {"ml/a": [SPLIT["MIG-a"]], "ml/b": [SPLIT["MIG-b"]]}
-
-
-def test_a_pod_that_has_ended_holds_nothing_though_kubelet_still_lists_it() -> None:
-    ended, next_one = pod_of(a_pod("a", phase="Succeeded")), pod_of(a_pod("b"))
-    devices = {("research", "a"): ["GPU-0"], ("research", "b"): ["GPU-0"]}
-    assert held(devices, ended, next_one) == {"research/b": [GpuPart("GPU-0")]}
-    # Where the API does not say which has ended, neither has the whole.
-    assert held(devices) == {
-        "research/a": [GpuPart("GPU-0", 1)],
-        "research/b": [GpuPart("GPU-0", 1)],
-    }
+    for one in holdings(listed, [ended, pod_of(a_pod("b", namespace="ml"))], NODE)[0]:
+        found.setdefault(one.name.removeprefix("ml/"), []).append(one.part)
+    assert {name: sorted(held, key=lambda part: part.gpu) for name, held in found.items()} == parts
 
 
 def test_a_device_that_is_not_here_is_reported_and_charged_to_nobody() -> None:

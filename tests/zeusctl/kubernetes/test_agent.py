@@ -143,15 +143,6 @@ def test_a_pods_gpus_are_limited_until_it_is_deleted(cluster: Cluster) -> None:
     cluster.wait(HIGHEST_W, HIGHEST_W)
 
 
-def test_a_pods_limit_ends_when_it_has_succeeded_though_it_is_still_there(cluster: Cluster) -> None:
-    cluster.start("research")
-    pod = cluster.run(a_pod(watts="150"), 0)
-    cluster.wait(150, HIGHEST_W)
-    pod["status"]["phase"] = "Succeeded"
-    cluster.api.apply(pod)
-    cluster.wait(HIGHEST_W, HIGHEST_W)
-
-
 def test_a_pod_that_asks_in_dynamos_words_for_gpus_of_a_claim(cluster: Cluster) -> None:
     """The limit is set, shown in the pod's status, and restored."""
     cluster.api.slices = [a_slice(("gpu-1", cluster.uuids[1]))]

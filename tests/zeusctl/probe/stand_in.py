@@ -46,6 +46,25 @@ class StandInLoad:
         pass
 
 
+class NotedLoad:
+    """A load that only records the calls."""
+
+    name = "noted"
+
+    def __init__(self) -> None:
+        self.asked: list[float | str] = []
+
+    def burst(self, seconds: float) -> None:
+        self.asked.append(seconds)
+
+    def bursts(self) -> list[tuple[int, int]]:
+        self.asked.append("waited")
+        return []
+
+    def close(self) -> None:
+        self.asked.append("closed")
+
+
 @contextlib.contextmanager
 def stand_in(
     folder: Path,

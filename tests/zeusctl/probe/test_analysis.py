@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support import known
 from tests.zeusctl.probe.synthetic import boxcar, polls, read, ticks
 from zeus_common.units import MS
 from zeusd.energy.probed.counter import compare_energy, find_resolution, window_errors
@@ -43,9 +44,7 @@ def test_period_and_phase_of_a_sensor_are_found(seed: int, period_ms: float, sil
             value += chance.randint(1, 9)
         values.append(value)
 
-    found = find_period(read(times, updates, values).changes(), times[0])
-
-    assert found is not None
+    found = known(find_period(read(times, updates, values).changes(), times[0]))
     assert found.period_ms == pytest.approx(period_ms, rel=0.002), f"seed {seed}"
     assert found.phase_ms is not None
     assert found.phase_uncertainty_ms is not None
@@ -75,9 +74,7 @@ def test_a_period_is_found_where_readings_stall_and_updates_are_rare_at_first(
             value = chance.randint(1, 900)
         values.append(value)
 
-    found = find_period(read(times, updates, values).changes(), times[0])
-
-    assert found is not None
+    found = known(find_period(read(times, updates, values).changes(), times[0]))
     assert found.period_ms == pytest.approx(period_ms, rel=0.002), f"seed {seed}"
     assert found.phase_ms is not None
 
@@ -90,9 +87,7 @@ def test_a_sensor_that_is_rearmed_each_time_has_a_period_and_no_phase() -> None:
         updates.append(updates[-1] + chance.gauss(50, 3) * MS)
         values.append(values[-1] + 1)
 
-    found = find_period(read(times, updates, values).changes(), times[0])
-
-    assert found is not None
+    found = known(find_period(read(times, updates, values).changes(), times[0]))
     assert found.period_ms == pytest.approx(50, rel=0.02)
     assert found.phase_ms is None
     assert found.jitter_ms == pytest.approx(3, rel=0.25)
@@ -151,9 +146,7 @@ def test_the_window_that_a_sensor_sees_is_found(
     ]
     series = read(times, updates, values)
 
-    found = find_window([(one.t_ns, one.value / 1000) for one in series.changes()], bursts)
-
-    assert found is not None
+    found = known(find_window([(one.t_ns, one.value / 1000) for one in series.changes()], bursts))
     assert found.window_ms == pytest.approx(window_ms, rel=0.1), f"seed {seed}"
     assert found.low_w == pytest.approx(low_w, abs=3)
     assert found.high_w == pytest.approx(high_w, abs=5)
@@ -179,9 +172,7 @@ def test_a_counter_of_another_scope_than_the_power_is_distinguished(
     for power_mw in powers[1:]:
         energies.append(energies[-1] + round(scale * power_mw * 0.1))
 
-    found = compare_energy(read(times, updates, energies), read(times, updates, powers), 100)
-
-    assert found is not None
+    found = known(compare_energy(read(times, updates, energies), read(times, updates, powers), 100))
     assert found.ratio == pytest.approx(scale, abs=0.01)
     assert found.ratio_uncertainty < 0.02
     assert found.same_scope is same
@@ -230,7 +221,6 @@ def test_the_error_of_counter_differences_over_bursts_is_stated_by_their_length(
 
 
 def test_percentiles_are_those_of_the_nearest_rank() -> None:
-    found = summarize([number * 1000 for number in range(1, 201)])
-    assert found is not None
+    found = known(summarize([number * 1000 for number in range(1, 201)]))
     assert (found.p50_us, found.p99_us, found.max_us, found.calls) == (100, 198, 200, 200)
     assert summarize([]) is None

@@ -19,7 +19,6 @@ from tests.zeusctl.probe.parsed import read
 from zeusctl.cli import cli
 from zeusctl.exits import CommandError, Exit
 from zeusctl.probe.__main__ import main
-from zeusctl.reports import schemas
 
 nvml_double = fixtures.nvml_double
 
@@ -71,9 +70,6 @@ def test_the_page_is_printed_and_the_report_is_written(ctl: Callable[..., Result
     assert done.exit_code == 0, done.exception
     assert "Probe of simulated node v100" in done.output
     assert read(Path("zeus-probe.json").read_text()).simulated == "v100"
-
-
-def test_json_is_the_report(ctl: Callable[..., Result]) -> None:
     done = ctl(*QUICK, "--json", "-o", "here.json")
     assert json.loads(done.stdout) == json.loads(Path("here.json").read_text())
 
@@ -91,8 +87,3 @@ def test_wrong_options_and_absent_drivers_are_one_sentence(
     assert "cannot simulate" in str(ctl("--simulate", "abacus").exception)
     assert main(["--library", "/nonexistent.so"]) == Exit.NOT_SUPPORTED
     assert "cannot load /nonexistent.so" in capsys.readouterr().err
-
-
-def test_the_published_schema_is_that_of_the_report() -> None:
-    file = ROOT / "docs" / "reference" / "schema" / "probe.json"
-    assert json.loads(file.read_text()) == schemas()["probe"]()

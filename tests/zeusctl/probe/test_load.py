@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.zeusctl.probe.stand_in import NotedLoad
 from zeusctl.probe import main
 from zeusctl.probe.backend import ProbedNode
 from zeusctl.probe.driver import CallError, Question
@@ -123,29 +124,12 @@ def test_only_a_gpu_on_which_no_other_process_computes_gets_a_load(
     assert [load_on(index) for index in gpus] == [7, None, None, 7]
 
 
-class _Noted:
-    """Records the bursts."""
-
-    name = "none"
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def burst(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-    def bursts(self) -> list[tuple[int, int]]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
 def test_waves_follow_one_another_at_their_own_pace() -> None:
-    load = _Noted()
+    load = NotedLoad()
     wave = Wave(load, 0)
     for now_ns in range(0, round(Wave.seconds() * 1e9), 1_000_000):
         wave.drive(now_ns)
     for on_s, off_s, lasts_s in WAVES:
-        assert load.seconds.count(on_s) == pytest.approx(lasts_s / (on_s + off_s), abs=1.1)
-    assert load.seconds == sorted(load.seconds, reverse=True)
+        assert load.asked.count(on_s) == pytest.approx(lasts_s / (on_s + off_s), abs=1.1)
+    seconds = [one for one in load.asked if isinstance(one, float)]
+    assert load.asked == sorted(seconds, reverse=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.snippets import ROOT
-from tests.support import running_daemon
+from tests.support import known, running_daemon
 from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.ship import HARDWARE
 from tests.zeusctl.probe.stand_in import probed
@@ -45,18 +45,14 @@ def _same(first: ProbedGpu, second: ProbedGpu) -> None:
     for name in ("name", "architecture", "memory_mib", "clocks", "power_limits"):
         assert getattr(first, name) == getattr(second, name), name
     for name in ("power_instant_mw", "energy_field_mj"):
-        one, other = first.sensors[name], second.sensors[name]
-        assert one.period is not None
-        assert other.period is not None
-        assert other.period.period_ms == pytest.approx(one.period.period_ms, rel=0.02)
-        assert first.loaded is not None
-        assert second.loaded is not None
-        if name not in first.loaded.windows:
+        one, other = known(first.sensors[name].period), known(second.sensors[name].period)
+        assert other.period_ms == pytest.approx(one.period_ms, rel=0.02)
+        was, now = known(first.loaded).windows, known(second.loaded).windows
+        if name not in was:
             continue  # a real load was too unsteady to show it
-        before = first.loaded.windows[name].share(one.period.period_ms)
-        after = second.loaded.windows[name].share(other.period.period_ms)
-        unsure = first.loaded.windows[name].window_uncertainty_ms / one.period.period_ms
-        assert after == pytest.approx(before, rel=0.1, abs=unsure)
+        unsure = was[name].window_uncertainty_ms / one.period_ms
+        before = was[name].share(one.period_ms)
+        assert now[name].share(other.period_ms) == pytest.approx(before, rel=0.1, abs=unsure)
     one, other = first.sensors["power_instant_mw"], second.sensors["power_instant_mw"]
     assert other.resolution == one.resolution
     assert other.mean == pytest.approx(one.mean, rel=0.01)
@@ -78,6 +74,7 @@ def test_a_shipped_report_agrees_with_the_device_table(path: Path) -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=_name)
 def test_a_shipped_report_says_what_it_is_of(path: Path) -> None:
     report = read(path.read_text())
+    assert read(report.to_json()) == report
     kind = _name(path).partition("/")[0]
     assert (kind == "simulated") == (report.simulated is not None)
     assert (kind == "stand-in") == report.stand_in

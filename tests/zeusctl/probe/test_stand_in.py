@@ -5,7 +5,6 @@ Nothing was tuned on these stand-ins: thresholds come from test_analysis.py.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pynvml
 import pytest
 
 from tests.fake_nvml.double import H100
-from tests.zeusctl.probe.parsed import read
+from tests.support import known
 from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
 from zeusctl.probe.driver import CallError, Clock
 from zeusctl.probe.estimates import estimates_of
@@ -50,18 +49,15 @@ def test_the_settings_of_two_stand_ins_are_found(
     for gpu, truth in zip(report.gpus, (ODD, FAST), strict=True):
         tick_ms, late_ms = truth["tick_us"] / 1000, truth.get("jitter_us", 0) / 1000
         for name in ("power_instant_mw", "energy_field_mj", "energy_counter_mj"):
-            period = gpu.sensors[name].period
-            assert period is not None, name
+            period = known(gpu.sensors[name].period)
             assert period.period_ms == pytest.approx(tick_ms, rel=0.02)
-        counter = gpu.sensors["energy_field_mj"].together
-        assert counter is not None
+        counter = known(gpu.sensors["energy_field_mj"].together)
         assert counter.phase_ms is not None
         apart_ms = (truth["start_ns"] - report.phases_from_ns) / 1e6 + late_ms / 2
         apart_ms = (apart_ms - counter.phase_ms) % tick_ms
         assert min(apart_ms, tick_ms - apart_ms) < 2
         assert counter.jitter_ms == pytest.approx(late_ms / 12**0.5, abs=0.3)
-        assert gpu.loaded is not None
-        window = gpu.loaded.windows["power_instant_mw"]
+        window = known(gpu.loaded).windows["power_instant_mw"]
         assert window.share(tick_ms) == pytest.approx(
             truth["window_us"] / truth["tick_us"], rel=0.1
         )
@@ -69,20 +65,18 @@ def test_the_settings_of_two_stand_ins_are_found(
     odd, fast = report.gpus
     assert odd.sensors["power_instant_mw"].resolution == ODD["quantum_mw"]
     assert fast.sensors["energy_field_mj"].resolution == FAST["counter_quantum_mj"]
-    assert odd.loaded is not None
-    assert odd.loaded.windows["power_usage_mw"].window_ms == pytest.approx(1000, rel=0.1)
+    assert known(odd.loaded).windows["power_usage_mw"].window_ms == pytest.approx(1000, rel=0.1)
 
 
-@pytest.mark.parametrize(("windowed", "share"), [(1, 0.3), (0, 1.0)])
 def test_the_windows_of_counter_and_power_reading_are_distinguished(
-    windowed: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth = {"tick_us": 60_000, "window_us": 18_000, "counter_windowed": windowed}
-    report = probed(tmp_path, monkeypatch, truth, plan=SHORT, load=True)
-    loaded = report.gpus[0].loaded
-    assert loaded is not None
-    assert loaded.windows["energy_field_mj"].share(60) == pytest.approx(share, rel=0.1)
-    assert loaded.windows["power_instant_mw"].share(60) == pytest.approx(0.3, rel=0.1)
+    gpus = [{"tick_us": 60_000, "window_us": 18_000, "counter_windowed": one} for one in (1, 0)]
+    report = probed(tmp_path, monkeypatch, *gpus, plan=SHORT, load=True)
+    for gpu, share in zip(report.gpus, (0.3, 1.0), strict=True):
+        windows = known(gpu.loaded).windows
+        assert windows["energy_field_mj"].share(60) == pytest.approx(share, rel=0.1)
+        assert windows["power_instant_mw"].share(60) == pytest.approx(0.3, rel=0.1)
 
 
 @pytest.mark.parametrize("lag_ms", [4, 12])
@@ -92,21 +86,17 @@ def test_a_counter_that_is_late_and_slow_and_power_measured_when_read_are_found(
     truth = H100 | {"counter_lag_us": lag_ms * 1000, "start_ns": START_NS + 37_000_000}
     report = probed(tmp_path, monkeypatch, truth, plan=ProbeTiming(calls=40), load=True)
     gpu = report.gpus[0]
-    assert gpu.loaded is not None
     for name in ("energy_field_mj", "energy_counter_mj"):
-        period, window = gpu.sensors[name].period, gpu.loaded.windows[name]
-        assert period is not None
+        period, window = known(gpu.sensors[name].period), known(gpu.loaded).windows[name]
         assert period.period_ms == pytest.approx(100, rel=0.001)
         assert period.phase_ms is not None
         assert window.window_ms == pytest.approx(100, abs=2)
         assert window.lag_ms == pytest.approx(lag_ms, abs=1.5), name
-        latency = gpu.latency[name].alone
-        assert latency is not None
+        latency = known(gpu.latency[name].alone)
         assert latency.p50_us == H100["counter_read_us"] + 40
         assert latency.p99_us == H100["counter_slow_us"] + 40
     for name in ("power_instant_mw", "power_average_mw", "power_usage_mw"):
-        period, window = gpu.sensors[name].period, gpu.loaded.windows[name]
-        assert period is not None
+        period, window = known(gpu.sensors[name].period), known(gpu.loaded).windows[name]
         assert 100 < period.period_ms < 100 + 2 * gpu.sensors[name].reading_gap_ms
         assert period.phase_ms is None
         seen_ms = H100["window_us" if name == "power_instant_mw" else "average_us"] / 1000
@@ -121,8 +111,7 @@ def test_calls_are_timed_with_what_they_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = probed(tmp_path, monkeypatch, {}, plan=SHORT, read_us=730)
-    latency = report.gpus[0].latency["power_usage_mw"].alone
-    assert latency is not None
+    latency = known(report.gpus[0].latency["power_usage_mw"].alone)
     assert (latency.p50_us, latency.p99_us, latency.max_us) == (730, 730, 730)
     assert latency.calls == SHORT.calls
 
@@ -194,12 +183,10 @@ def test_no_setter_is_called_and_the_report_has_no_board_identity(
         for secret in (double.uuid(0), "00000000:07", "CHASSIS", "hostname", str(Path.home())):
             assert secret not in text
         named = probe(driver, ProbeTiming(seconds=1, alone_seconds=1, calls=2, identify=True))
-    identity = named.gpus[0].identity
-    assert identity is not None
+    identity = known(named.gpus[0].identity)
     assert identity.uuid == double.uuid(0)
     assert (identity.chassis, identity.fabric_cluster) == ("CHASSIS-77", "ab" + "00" * 15)
-    assert named.gpus[1].identity is not None
-    assert named.gpus[1].identity.chassis is None
+    assert known(named.gpus[1].identity).chassis is None
 
 
 def test_a_gpu_says_what_it_is_part_of_or_that_it_does_not_know(
@@ -212,8 +199,7 @@ def test_a_gpu_says_what_it_is_part_of_or_that_it_does_not_know(
         "platform": {"slot": 3, "tray": 5, "host": 1, "peer_type": 1, "module": 2},
         "fabric": {"state": 3, "status": 0, "clique": 32766, "health": 42},
     }
-    found = rack.estimates
-    assert found is not None
+    found = known(rack.estimates)
     assert (found.samples, found.observed) == (2, EstimatedPoint(1210, 2619, 363.0, 82))
     curve = [EstimatedPoint(mhz, None, mhz / 5 + 200, None) for mhz in (1000, 2000, 3000)]
     assert found.points == [EstimatedPoint(1100, 1593, 330.0, 90), *curve]
@@ -244,12 +230,3 @@ def test_what_is_no_estimate_is_not_reported_as_one() -> None:
             sample.controllerData[0].controllerType = type_
         found = estimates_of(filled)
         assert found == DriverEstimates(samples=2**32 - 1, points=[])
-
-
-def test_a_report_reads_back_as_what_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = probed(tmp_path, monkeypatch, ODD, plan=SHORT, load=True)
-    again = read(report.to_json())
-    assert json.loads(again.to_json()) == json.loads(report.to_json())
-    assert list(lines(again))[2:] == list(lines(report))[2:]
