@@ -30,6 +30,7 @@ from tests.support import (
     ALL_MAY,
     RunningDaemon,
     as_nobody,
+    ending,
     public_directory,
     running_daemon,
     script,
@@ -199,11 +200,10 @@ def test_the_quickstarts_job_of_an_ordinary_user_writes_each_cap_once(
         folder = stack.enter_context(public_directory())  # the checkout may be root's own
         shutil.copytree(QUICKSTART, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
         folder.chmod(0o755)
-        job = stack.enter_context(script(JOB, daemon.socket, str(folder), env=env, **as_nobody()))
+        training = script(JOB, daemon.socket, str(folder), env=env, **as_nobody())
+        job = stack.enter_context(ending(training))
         chosen_mw, chosen, times = json.loads(job.stdout.readline())
         power_w = double.node.gpus[0].power_w
-        job.kill()
-        job.wait()
     seconds = {int(cap_w): time_s for cap_w, time_s in times.items()}
     # 600 W, unless the machine delayed some steps.
     chosen_w = min(cap_w for cap_w, time_s in seconds.items() if time_s <= 2.9 * seconds[750])

@@ -24,7 +24,7 @@ from tests.fake_amdsmi.double import (
     VERSIONS,
     AmdSmiDouble,
 )
-from tests.support import wait_for
+from tests.support import TIMEOUT_S, wait_for
 from tests.zeusd.devices.opening import failure, news
 from zeus_ipc.controls import UNLOCKED, Control
 from zeusd.devices.amd.backend import AmdBackend
@@ -75,7 +75,7 @@ def test_calls_overlap_only_where_the_library_can(
 ) -> None:
     amd, double, _ = open_amd({"power_w": 100}, {"power_w": 300}, version=version)
     double.node.call_us = 500
-    together = threading.Barrier(4)
+    together = threading.Barrier(4, timeout=TIMEOUT_S)
 
     def read(number: int) -> set[int | None]:
         together.wait()

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import msgpack
 import pytest
 
 from tests import seeds
-from tests.support import TIMEOUT_S, script, wait_for
+from tests.support import TIMEOUT_S, ending, script, wait_for
 from tests.zeusd.devices.test_instructions import SHORT
 from zeus_common.simulation import SimulatedNode, SimulatedWork, _DeviceSocket
 from zeus_common.tables import TableError
@@ -89,17 +88,14 @@ def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
 
 def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:
     nvml, path = node
-    worker = script(
+    source = (
         "import sys; from zeus_common.simulation import SimulatedWork\n"
         "work = SimulatedWork(sys.argv[1], [sys.argv[2]], 'model/compute')\n"
-        "work.launch(1e6); print('busy', flush=True); sys.stdin.read()",
-        path,
-        nvml.uuid(0),
+        "work.launch(1e6); print('busy', flush=True); sys.stdin.read()"
     )
-    worker.stdout.readline()
-    assert nvml.throttle_reasons(0) != 0x1
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.wait()
+    with ending(script(source, path, nvml.uuid(0))) as worker:
+        assert worker.stdout.readline() == "busy\n"
+        assert nvml.throttle_reasons(0) != 0x1
     wait_for(lambda: nvml.throttle_reasons(0) == 0x1, "the GPU to fall idle")
     SimulatedWork(path, [nvml.uuid(0)], "model/compute").close()
 

@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.support import NOBODY, as_nobody, pidfds_are_closed, public_directory, wait_for  # noqa: F401 - one is a fixture
+from tests.support import (
+    NOBODY,
+    TIMEOUT_S,
+    as_nobody,
+    ending,
+    pidfds_are_closed,  # noqa: F401 - a fixture
+    public_directory,
+    wait_for,
+)
 from zeusd.core.model import Peer, ProcessIdentity
 from zeusd.identity import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.identities import Identities
@@ -30,10 +38,9 @@ from zeusd.runtime.reactor import Reactor
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.wait()
+    command = [sys.executable, "-I", "-S", "-c", "input()"]
+    with ending(subprocess.Popen(command, stdin=subprocess.PIPE)) as process:
+        yield process
 
 
 def process_of(pid: int) -> ProcessIdentity:
@@ -57,18 +64,16 @@ def connected(
         listening.bind(path)
         os.chmod(path, 0o777)
         listening.listen()
-        client = subprocess.Popen(
-            [*wrapper, sys.executable, "-c", before + CLIENT, path], **options
-        )
-        connection, _ = listening.accept()
-        with connection:
-            peer, pidfd = identify_peer(7, connection)
-            try:
-                yield peer, client
-            finally:
-                os.close(pidfd)
-                client.kill()
-                client.wait()
+        listening.settimeout(TIMEOUT_S)
+        command = [*wrapper, sys.executable, "-I", "-S", "-c", before + CLIENT, path]
+        with ending(subprocess.Popen(command, **options)) as client:
+            connection, _ = listening.accept()
+            with connection:
+                peer, pidfd = identify_peer(7, connection)
+                try:
+                    yield peer, client
+                finally:
+                    os.close(pidfd)
 
 
 def test_the_kernel_identifies_the_client(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.support import TIMEOUT_S
 from zeusd.runtime.reactor import Reactor
 
 
@@ -140,7 +141,7 @@ def test_posts_of_a_thread_after_the_end_reach_no_other_file() -> None:
     assert numbers & before, "the test needs a number that the reactor had"
     thread = threading.Thread(target=lambda: reactor.post(lambda: None))
     thread.start()
-    thread.join()
+    thread.join(TIMEOUT_S)
     os.close(writable)
     assert os.read(readable, 8) == b""
     os.close(readable)
