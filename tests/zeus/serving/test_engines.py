@@ -111,8 +111,8 @@ def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(
         scheduler.add("a", prompt)
         (a,) = scheduler.requests
         finished = {a} if prompt == 50 else set()  # the one before
-        scheduler.plan = [({a: 5}, finished), ({a: 1}, set())]
-        for _ in range(2):
+        scheduler.plan = [({a: 5}, finished), ({}, set()), ({a: 1}, set())]
+        for _ in range(3):  # the second schedules nothing, which is no step
             scheduler.update_from_output(scheduler.schedule(), None)
         scheduler.requests.clear()
     two = [SimpleNamespace(external_req_id="b", num_computed_tokens=0) for _ in range(2)]

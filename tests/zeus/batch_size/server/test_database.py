@@ -61,8 +61,9 @@ def test_tables_of_another_release_are_not_touched(database: str) -> None:
     found = Database(database)
     found.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     found.close()
-    with pytest.raises(ZeusBSORuntimeError, match="another release \\(tables 9999, here"):
+    with pytest.raises(ZeusBSORuntimeError, match="another release \\(tables 9999, here") as told:
         Store(database)
+    assert told.value.status == 503
 
 
 def test_a_file_of_another_program_is_not_touched(tmp_path: Path) -> None:
