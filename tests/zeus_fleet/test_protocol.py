@@ -302,6 +302,10 @@ def table(**settings: object) -> Budget:
             lambda: Budget((BudgetDomain("site", 10**6, frozenset("ab")),), {"a": 1}),
             "b of site needs a floor",
         ),
+        (
+            lambda: Budget(2 * budget(800).domains, budget(800).floors_mw),
+            "two domains have the same name; give each its own",
+        ),
         (lambda: table(reserve_w=-1, nodes={"a": 1}), "reserve_w: -1 W is not possible; give 0 W"),
         (lambda: table(nodes={"a": 1, "b": -1}), "nodes.b: -1 W is not possible; give 0 W to 1 GW"),
         (lambda: table(limit_w="lots", nodes={"a": 1}), "limit_w: 'lots' is not a power; write"),

@@ -49,6 +49,26 @@ def test_energy(joules: float, said: str) -> None:
     assert numbers.energy(joules) == said
 
 
+def test_quantities_have_their_units_and_dashes_where_nothing_is_known() -> None:
+    assert [numbers.memory(mib) for mib in (None, 1023, 1024, 1536)] == [
+        *("-", "1023 MiB", "1 GiB", "1.5 GiB")
+    ]
+    assert [numbers.number(one, "W") for one in (None, 2.04, 2.06)] == ["-", "2 W", "2.1 W"]
+    assert [numbers.number(one, digits=0) for one in (9.6, 10.0)] == ["10", "10"]
+    assert [numbers.count(one, "lease") for one in (0, 1, 2)] == ["0 leases", "1 lease", "2 leases"]
+    assert [numbers.split(one) for one in ([], [1], [0, 1])] == [
+        *("MIG is on", "MIG is on", "2 partitions")
+    ]
+    assert [numbers.percent(0.1766), numbers.percent(-0.5, "+.0")] == ["17.7 %", "-50 %"]
+    values = {"power_limit": 150.5, "gpu_clocks": [600, 900], "power_profile": ["max-q", "mig"]}
+    assert [numbers.quantity_text(*one) for one in values.items()] == [
+        *("150.5 W", "600-900 MHz", "max-q, mig")
+    ]
+    assert [numbers.quantity_text("power_profile", one) for one in ([], None)] == [
+        *("none", "not set")
+    ]
+
+
 def test_gpus_by_their_indices_and_what_was_never_set() -> None:
     assert numbers.value_text("memory_clocks", None) == "not set"
     assert numbers.gpus_text([0]) == "GPU 0"
