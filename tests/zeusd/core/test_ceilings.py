@@ -238,6 +238,16 @@ def test_an_invalid_ceiling_is_refused(
     assert world.limit_w() == 300
 
 
+def test_a_holder_that_dies_while_its_limit_is_lowered_leaves_the_ceiling(world: World) -> None:
+    world.set_power(ALICE, 280)
+    world.hold = True
+    asked = world.ask(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=[200_000])
+    world.die(ALICE)
+    world.run_held()
+    assert world.limit_w() == 200
+    assert world.outcome(ADMIN, asked) == {"highest": [200_000]}
+
+
 def test_a_rounding_driver_rests_where_it_can(world: World) -> None:
     world.odd[GPU0] = Odd(round_to_mw=4000)
     bound(world, 250)
