@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Any
 
 import pytest
 
 from tests.support import running_daemon, wait_for
-from tests.zeus_fleet.test_etcd import QUICK, FakeGpus
+from tests.zeus_fleet.test_etcd import QUICK, FakeGpus, awaited, until
 from tests.zeusctl.conftest import READINGS
 from zeus_common.simulation import SimulatedNode
 from zeus_fleet import shells
@@ -45,7 +44,8 @@ def test_a_gpu_that_is_lost_has_no_demand() -> None:
         wait_for(lambda: wanted()[1] == 150, "the demand to return with the GPU")
 
 
-def test_another_agent_of_the_same_name_is_reported_once(
+@awaited
+async def test_another_agent_of_the_same_name_is_reported_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shells, "HEARTBEAT_S", 0.02)
@@ -63,16 +63,11 @@ def test_another_agent_of_the_same_name_is_reported_once(
             self.beats += 1
             return None if self.beats <= 5 else StoreAnswer(None, None)
 
-    async def play(store: Any) -> None:
-        task = asyncio.create_task(run_agent("a", store, FakeGpus(100_000), timing=QUICK))
-        end = time.monotonic() + 30
-        while store.beats < 7:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.02)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(play(Shared()))
+    store: Any = Shared()
+    task = asyncio.create_task(run_agent("a", store, FakeGpus(100_000), timing=QUICK))
+    await until(lambda: store.beats >= 7, "seven heartbeats")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert caplog.messages == [
         "another agent is running for a; stop one of the two",
         "no other agent is running for a now",

@@ -18,6 +18,7 @@ import uvicorn
 
 from tests.browser import Page, browser
 from tests.support import TIMEOUT_S, wait_for
+from tests.zeus_fleet.test_etcd import awaited
 from tests.zeus_fleet.test_view import BEAT, READ
 from zeus_fleet.allocator import Snapshot
 from zeus_fleet.messages import Grant
@@ -107,7 +108,8 @@ def test_metrics_have_budget_granted_held_and_drawn(server: Running) -> None:
     server.store.failure = ""
 
 
-def test_records_that_cannot_be_written_are_no_trouble_of_etcd(
+@awaited
+async def test_records_that_cannot_be_written_are_no_trouble_of_etcd(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     full = "records cannot be written: No space left on device"
@@ -118,36 +120,33 @@ def test_records_that_cannot_be_written_are_no_trouble_of_etcd(
             raise ValueError(full)
         written.append(view)
 
-    async def play() -> None:
-        store = FleetStore()
-        store.now = READ
-        app = FleetServer(store, every_s=0.01, keep=keep)
-        await app.opens()
-        while not written:
-            await asyncio.sleep(0.01)
-        await app.closes()
-        assert app.trouble == ""
-
-    asyncio.run(asyncio.wait_for(play(), 30))
+    store = FleetStore()
+    store.now = READ
+    app = FleetServer(store, every_s=0.01, keep=keep)
+    await app.opens()
+    while not written:
+        await asyncio.sleep(0.01)
+    await app.closes()
+    assert app.trouble == ""
     assert [one.message for one in caplog.records] == [full, "records are written again"]
 
 
-def test_a_clock_that_is_set_back_begins_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play() -> None:
-        store = FleetStore()
-        store.now = READ
-        app = FleetServer(store, every_s=0.01)
-        await app.opens()
-        while len(app.history) < 3:
-            await asyncio.sleep(0.01)
-        later_s, real = app.history[-1].at_s, time.time
-        monkeypatch.setattr(time, "time", lambda: real() - 3600)
-        while app.history[-1].at_s >= later_s or len(app.history) < 3:
-            await asyncio.sleep(0.01)
-        await app.closes()
-        assert all(one.at_s < later_s for one in app.history)
-
-    asyncio.run(asyncio.wait_for(play(), 30))
+@awaited
+async def test_a_clock_that_is_set_back_begins_another_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = FleetStore()
+    store.now = READ
+    app = FleetServer(store, every_s=0.01)
+    await app.opens()
+    while len(app.history) < 3:
+        await asyncio.sleep(0.01)
+    later_s, real = app.history[-1].at_s, time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    while app.history[-1].at_s >= later_s or len(app.history) < 3:
+        await asyncio.sleep(0.01)
+    await app.closes()
+    assert all(one.at_s < later_s for one in app.history)
 
 
 def text(page: Page, selector: str) -> str:
