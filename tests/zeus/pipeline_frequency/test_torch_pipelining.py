@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.late import late
-from zeus.callback import Callback
+from tests.zeus.pipeline_frequency import heard as heard_calls
 from zeus.optimizer.pipeline_frequency.placed_schedules import from_actions
 from zeus.optimizer.pipeline_frequency.schedules import interleaved_1f1b
 
@@ -50,22 +50,14 @@ def test_torchs_own_action_tables_are_schedules(name: str, parts: int) -> None:
     assert crossing == 2 * microbatches * (ranks * parts - 1 - same)
 
 
-class Heard(Callback):
-    """Records the calls."""
+class Heard(heard_calls.Heard):
+    """Records the begin and the end of each instruction.
 
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.computing = False
-        """Whether it also records when the model computes."""
+    Attributes:
+        computing: Whether it also records when the model computes.
+    """
 
-    def on_step_begin(self) -> None:
-        self.events.append("step begins")
-
-    def on_step_end(self) -> None:
-        self.events.append("step ends")
-
-    def on_pause(self) -> None:
-        self.events.append("pause")
+    computing = False
 
     def on_instruction_begin(self, name: str) -> None:
         self.events.append(f"{name} begins")

@@ -46,11 +46,13 @@ class Training:
     work: Work
     truth: Instructions
     stage: int
-    stack: ExitStack
     chance: random.Random = field(default_factory=lambda: random.Random(7))
     iterations: int = 0
     late: float = 0.0
     """Share of instructions whose end is noticed ten times as late."""
+    microbatches: int = 8
+    most_wait_s: float = 0.04
+    """For another stage, before an instruction."""
 
     def profiler(
         self,
@@ -70,10 +72,10 @@ class Training:
             {"stage": self.stage},
         )
 
-    def iterate(self, profiler: OnlineProfiler, microbatches: int = 8) -> None:
+    def iterate(self, profiler: OnlineProfiler) -> None:
         profiler.step_begin()
-        for name in order(self.stage, microbatches):
-            self.node.clock.sleep(self.chance.uniform(0, 0.04))  # for another stage
+        for name in order(self.stage, self.microbatches):
+            self.node.clock.sleep(self.chance.uniform(0, self.most_wait_s))
             profiler.instruction_begin(name)
             begin_ns = self.node.clock()
             self.work.run(1, name)
@@ -115,7 +117,7 @@ def train(
         assert truth is not None
         controller = FrequencyController()
         stack.callback(controller.end)
-        return Training(node, controller, node.nvml.open_work([0], name), truth, stage, stack)
+        return Training(node, controller, node.nvml.open_work([0], name), truth, stage)
 
     with stack:
         yield begin
@@ -302,16 +304,9 @@ def test_short_instructions_are_distinguished(virtual_node: OpenNode, tmp_path: 
     truth = find_instructions(f"profile:{path}#stage=0", node.nvml.specs[0].model)
     assert truth is not None
     controller = FrequencyController()
-    rank = Training(node, controller, work, truth, 6, ExitStack())
+    rank = Training(node, controller, work, truth, 6, microbatches=32, most_wait_s=0.004)
     profiler = rank.profiler(every=34, floor_mhz=900, most_iterations=90)
-    while not profiler.finished:
-        profiler.step_begin()
-        for name in order(6, 32):
-            node.clock.sleep(rank.chance.uniform(0, 0.004))
-            profiler.instruction_begin(name)
-            work.run(1, name)
-            profiler.instruction_end(name)
-        profiler.step_end()
+    rank.sweep(profiler)
     controller.end()
     assert {row.frequency for row in profiler.rows} == {1410, 900}
     rank.check(profiler.rows)
