@@ -100,13 +100,23 @@ Job = Callable[[Any, int], None]
 
 
 @pytest.mark.parametrize("job", [by_step, by_steps_of_its_own, by_epoch, not_at_all])
-def test_all_figures_arrive_in_weights_and_biases(node: VirtualNode, wandb: Any, job: Job) -> None:
-    run = wandb.init(project="zeus")
-    for first, log in ((0, run), (STEPS, wandb)):
-        train(node, log, lambda step: job(run, step), first)
-    run.finish()
-    rows = rows_of(run.dir)
-    mine = [row for row in rows if "energy/steps" in row]
+def test_all_figures_arrive_in_weights_and_biases_beside_the_rows_of_the_job(
+    node: VirtualNode, wandb: Any, job: Job
+) -> None:
+    found: list[list[Row]] = []
+    for logs in (False, True):
+        run = wandb.init(project="zeus")
+        for first, log in ((0, run), (STEPS, wandb)):
+            train(node, log if logs else None, lambda step: job(run, step), first)
+        run.finish()
+        found.append(rows_of(run.dir))
+    without, own = (
+        [(row["_step"], row["loss"], row.get("accuracy")) for row in rows if "loss" in row]
+        for rows in found
+    )
+    assert own == without
+    assert len(own) == {by_epoch: 8, not_at_all: 0}.get(job, 2 * STEPS)
+    mine = [row for row in found[1] if "energy/steps" in row]
     axis = [row["energy/steps"] for row in mine]
     assert axis == sorted(axis)
     assert axis[-1] == 2 * STEPS, "the second training goes on"
@@ -115,19 +125,6 @@ def test_all_figures_arrive_in_weights_and_biases(node: VirtualNode, wandb: Any,
     totals = [row["energy/steps"] for row in mine if row.keys() >= TOTALS]
     assert STEPS <= totals[0] <= (STEPS + 8 if job is by_epoch else STEPS)
     assert totals[1:] == [2 * STEPS]
-
-
-@pytest.mark.parametrize("job", [by_step, by_steps_of_its_own, by_epoch])
-def test_the_rows_of_the_job_are_as_without_them(node: VirtualNode, wandb: Any, job: Job) -> None:
-    found = []
-    for logs in (False, True):
-        run = wandb.init(project="zeus")
-        train(node, run if logs else None, lambda step: job(run, step))
-        run.finish()
-        rows = [row for row in rows_of(run.dir) if "loss" in row]
-        found.append([(row["_step"], row["loss"], row.get("accuracy")) for row in rows])
-    assert len(found[0]) == (4 if job is by_epoch else STEPS)
-    assert found[1] == found[0]
 
 
 def test_two_trainings_follow_each_other_in_tensorboard(node: VirtualNode, tmp_path: Path) -> None:

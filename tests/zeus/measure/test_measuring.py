@@ -226,14 +226,15 @@ class Figures:
         return [figures[name] for figures, _ in self.logged if name in figures]
 
 
-def train(callback: EnergyCallback, node: VirtualNode, work: Work, epochs: int = 2) -> None:
-    """Ten steps and an evaluation an epoch."""
+def train(callback: EnergyCallback, node: VirtualNode, work: Work, epochs: int = 2) -> Any:
+    """Ten steps and an evaluation an epoch. Returns the summary."""
     with callback:
         for _ in range(epochs):
             for _ in callback.steps(range(10)):
                 work.run(1)
                 work.wait()
             node.clock.sleep(5)
+    return callback.summary
 
 
 def test_a_loop_gets_its_figures_and_a_summary(
@@ -242,9 +243,7 @@ def test_a_loop_gets_its_figures_and_a_summary(
     figures = Figures()
     callback = EnergyCallback(node.monitor(), log=figures, log_every=5, price=0.30, currency="EUR")
     before_j = node.nvml.true_energy_j(0)
-    train(callback, node, work)
-    summary = callback.summary
-    assert summary is not None
+    summary = train(callback, node, work)
     assert (summary.steps, summary.epochs, summary.gpus) == (20, 2, 1)
     assert summary.energy == pytest.approx(node.nvml.true_energy_j(0) - before_j, rel=0.02)
     assert summary.kwh == pytest.approx(summary.energy / 3.6e6)
@@ -266,12 +265,8 @@ def test_a_loop_gets_its_figures_and_a_summary(
 
 def test_a_second_training_has_its_own_summary(node: VirtualNode, work: Work) -> None:
     callback = EnergyCallback(node.monitor(), carbon_intensity=500, print_summary=False)
-    train(callback, node, work, epochs=2)
-    first = callback.summary
-    train(callback, node, work, epochs=1)
-    second = callback.summary
-    assert first is not None
-    assert second is not None
+    first = train(callback, node, work, epochs=2)
+    second = train(callback, node, work, epochs=1)
     assert (first.epochs, second.epochs) == (2, 1)
     assert second.energy < first.energy
     assert second.co2 == pytest.approx(second.kwh * 500)
@@ -293,9 +288,8 @@ class Midnight(CarbonIntensityProvider):
 
 def test_emissions_can_be_asked_of_a_provider(node: VirtualNode, work: Work) -> None:
     callback = EnergyCallback(node.monitor(), carbon_intensity=Midnight(), print_summary=False)
-    train(callback, node, work, epochs=1)
-    assert callback.summary is not None
-    assert callback.summary.co2 == pytest.approx(callback.summary.kwh * 250, rel=0.01)
+    summary = train(callback, node, work, epochs=1)
+    assert summary.co2 == pytest.approx(summary.kwh * 250, rel=0.01)
 
 
 class Hanging(Midnight):
@@ -417,7 +411,6 @@ def test_nothing_is_read_before_the_end_if_nobody_gets_the_figures(
     before_ns = node.clock()
     callback.on_train_end()
     assert node.clock() < before_ns + 150_000_000, "one update"
-    assert callback.summary is not None
     assert callback.summary.step_energy == pytest.approx(24, rel=0.1)
 
 
@@ -439,9 +432,8 @@ def test_failures_of_logging_or_measuring_never_end_training(node: VirtualNode, 
 
     callback = EnergyCallback(node.monitor(), log=full, log_every=1, print_summary=False)
     with pytest.warns(UserWarning, match="no longer logged.*disk full") as seen:
-        train(callback, node, work)
+        assert train(callback, node, work) is not None
     assert len(for_users(seen)) == 1
-    assert callback.summary is not None
     monitor = node.monitor()
     callback = EnergyCallback(monitor, print_summary=False)
     monitor.begin_window = None
@@ -457,10 +449,9 @@ def test_steps_whose_energy_is_not_known_are_left_out_of_the_mean(
     figures = Figures()
     monkeypatch.setattr("zeus.measure.account._joules", lambda measurement: next(joules))
     callback = EnergyCallback(node.monitor(), log=figures, print_summary=False)
-    train(callback, node, work, epochs=1)
-    assert callback.summary is not None
-    assert callback.summary.steps == 10
-    assert callback.summary.step_energy == pytest.approx(5)
+    summary = train(callback, node, work, epochs=1)
+    assert summary.steps == 10
+    assert summary.step_energy == pytest.approx(5)
     assert all(one == pytest.approx(5) for one in figures.of("energy/step_J"))
 
 
@@ -493,7 +484,6 @@ def test_the_known_part_is_counted_where_zeusd_lost_its_history(
             node.clock.sleep(5)
         callback.on_train_end()
     summary = callback.summary
-    assert summary is not None
     # The piece with the restart.
     assert 5 < summary.unknown < 8
     lost_j = node.nvml.true_energy_j(0) - before_j - summary.energy
@@ -547,7 +537,6 @@ def test_a_loop_that_never_said_training_begins_is_measured(node: VirtualNode, w
             work.run(1)
         callback.on_train_end()
         callback.on_train_end()
-    assert callback.summary is not None
     assert (callback.summary.steps, callback.summary.epochs) == (3, 1)
 
 
@@ -560,9 +549,6 @@ def test_callbacks_that_share_a_monitor_do_not_disturb_each_other(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with whole:
-            for fold in folds:
-                train(fold, node, work, epochs=1)
-    assert whole.summary is not None
-    parts = [fold.summary for fold in folds if fold.summary is not None]
+            parts = [train(fold, node, work, epochs=1) for fold in folds]
     assert [one.steps for one in parts] == [10, 10]
     assert whole.summary.energy == pytest.approx(sum(one.energy for one in parts), rel=0.01)

@@ -103,7 +103,9 @@ def at_noon(
     return monitor
 
 
-def test_electricity_maps_is_asked_with_the_users_key(maps: RecordedService) -> None:
+def test_electricity_maps_is_asked_with_the_users_key(
+    maps: RecordedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = ElectrictyMapsClient(
         PLACE, estimate=True, emission_factor_type="lifecycle", token="mine", url=maps.url
     )
@@ -122,15 +124,11 @@ def test_electricity_maps_is_asked_with_the_users_key(maps: RecordedService) -> 
     }
     assert headers["auth-token"] == "mine"
     assert (client.update_period, client.history_length) == (timedelta(hours=1), 24)
-
-
-def test_a_key_comes_from_the_environment(
-    maps: RecordedService, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv(carbon.TOKEN_ENV, "from-env")
     ElectrictyMapsClient(PLACE, url=maps.url).get_current_carbon_intensity()
-    assert maps.asked[0][2]["auth-token"] == "from-env"
-    assert maps.asked[0][1]["disableEstimations"] == "true"
+    _, query, headers = maps.asked[-1]
+    assert headers["auth-token"] == "from-env"
+    assert query["disableEstimations"] == "true"
 
 
 def test_refusals_and_unknown_values_of_electricity_maps_are_reported(

@@ -51,6 +51,7 @@ def u_shaped(best: int) -> Callable[[int], tuple[float, float]]:
 
 def test_the_first_run_has_the_default() -> None:
     assert policy_of().predict(JOB) == 256
+    assert policy_of().best(JOB) is None
     with pytest.raises(ValueError, match="default batch size 256 is not among"):
         policy_of(sizes=[8, 16])
 
@@ -93,12 +94,6 @@ def test_a_run_that_was_given_up_makes_its_size_more_expensive_or_one_that_misse
     before = {e.batch_size: e for e in policy.estimates(JOB)}[16]
     policy.observe_run(JOB, Run(16, 390.0, False, 13, cost_bound=400.0, stopped_by_cost=True))
     after = {e.batch_size: e for e in policy.estimates(JOB)}[16]
-    assert before.mean is not None
-    assert after.mean is not None
-    assert before.reach is not None
-    assert after.reach is not None
-    assert before.low is not None
-    assert after.low is not None
     assert after.low > before.low
     assert after.reach < 0.3 < 0.9 < before.reach
     assert after.probability_best < 0.02 < before.probability_best
@@ -118,7 +113,6 @@ def test_the_bound_follows_what_is_expected_and_gives_way() -> None:
     for epochs in (10, 20, 20, 20):  # the first was lucky
         policy.observe_run(JOB, run_of(256, epochs, 10.0))
     bound = policy.cost_bound(JOB, 2.0, 0)
-    assert bound is not None
     assert 300 < bound < 400
     assert policy.cost_bound(JOB, 2.0, 1) == bound
     assert policy.cost_bound(JOB, 2.0, 3) == pytest.approx(bound * 1.5**2)
@@ -145,18 +139,6 @@ def test_with_costs_alone_it_finds_the_best_too() -> None:
     assert sum(32 <= size <= 128 for size in sizes[15:]) >= 22, sizes
 
 
-def test_runs_in_flight_are_not_repeated() -> None:
-    def distinct(in_flight: bool) -> int:
-        policy = policy_of(3)
-        policy.observe_run(JOB, run_of(256, 20, 10.0, utilization=0.5))
-        flying: list[int] = []
-        for _ in range(6):
-            flying.append(policy.predict_beside(JOB, flying if in_flight else []))
-        return len(set(flying))
-
-    assert distinct(in_flight=True) > distinct(in_flight=False)
-
-
 def test_an_untried_size_is_not_begun_twice_before_its_first_run_has_ended() -> None:
     for seed in range(10):
         policy = policy_of(seed)
@@ -170,16 +152,14 @@ def test_an_untried_size_is_not_begun_twice_before_its_first_run_has_ended() -> 
 
 
 def test_a_window_lets_a_size_forget() -> None:
-    def mean(window: int) -> float:
+    def mean(window: int) -> float | None:
         policy = policy_of(window=window)
         for epoch_cost in [10.0] * 10 + [30.0] * 3:
             policy.observe_run(JOB, run_of(256, 20, epoch_cost))
-        found = {e.batch_size: e.mean for e in policy.estimates(JOB)}[256]
-        assert found is not None
-        return found
+        return {e.batch_size: e.mean for e in policy.estimates(JOB)}[256]
 
     assert mean(3) == pytest.approx(600, rel=0.05)
-    assert mean(0) < 400
+    assert mean(0) == pytest.approx(300, abs=100)
 
 
 def test_reading_estimates_changes_no_choice() -> None:
@@ -205,8 +185,6 @@ def test_estimates_bracket_the_truth_and_add_up() -> None:
     within = 0
     for e in believed:
         epochs, epoch_cost = u_shaped(64)(e.batch_size)
-        assert e.low is not None
-        assert e.high is not None
         within += e.low * 0.97 <= epochs * epoch_cost <= e.high * 1.03
     assert within >= 8
 
@@ -225,7 +203,6 @@ def test_random_histories_keep_the_invariants() -> None:
             size = policy.predict_beside(job, flying)
             assert size in sizes
             bound = policy.cost_bound(job, rng.choice([1.0, 2.0, math.inf]), failures)
-            assert bound is not None
             assert bound > 0
             size = rng.choice([size, size, rng.choice(sizes)])
             converged = rng.random() < 0.7
@@ -256,7 +233,6 @@ def test_runs_without_epochs_may_be_all_that_a_window_has() -> None:
         policy.observe_run(JOB, stopped)
     assert policy.predict(JOB) == JOB.default_bs
     bound = policy.cost_bound(JOB, 2.0, 0)
-    assert bound is not None
     assert bound >= 2 * 250.0
 
 
@@ -268,7 +244,6 @@ def test_runs_that_tell_nothing_of_costs_may_be_all_that_a_window_has() -> None:
         policy.observe_run(JOB, Run(JOB.default_bs, 30.0, False, None, 0.0, None, False, None))
     assert policy.predict(JOB) in SIZES
     bound = policy.cost_bound(JOB, 2.0, 0)
-    assert bound is not None
     assert 20.0 < bound < 1000.0
     assert len(policy.estimates(JOB)) == len(SIZES)
 

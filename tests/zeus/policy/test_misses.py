@@ -54,7 +54,6 @@ def train(
         size = policy.predict(job)
         sizes.append(size)
         bound = policy.cost_bound(job, 2.0, failures)
-        assert bound is not None
         most = min(100, bound // costs[size])
         needs = round(20 * math.exp(rng.gauss(0, 0.03)))
         if rng.random() < reach(size) and needs <= most:
@@ -99,11 +98,7 @@ def test_a_miss_hardly_affects_its_neighbor() -> None:
     policy.observe_run(JOB, missed(32))
     policy.observe_run(JOB, reached(128))
     after = {e.batch_size: e for e in policy.estimates(JOB)}
-    assert before[64].mean is not None
-    assert after[64].mean is not None
     assert after[64].mean < 1.05 * before[64].mean
-    assert after[64].reach is not None
-    assert after[32].reach is not None
     assert after[32].reach < 0.3 < 0.7 < after[64].reach
     assert after[64].explored
 
@@ -117,8 +112,6 @@ def test_a_job_that_became_more_expensive_is_not_treated_as_missing_its_target()
     for _ in range(4):
         policy.observe_run(JOB, Run(128, 395.0, False, 39, 0.0, 400.0, stopped_by_cost=True))
     after = policy.cost_bound(JOB, 2.0, 0)
-    assert before is not None
-    assert after is not None
     assert after > 1.2 * before
 
 
@@ -179,7 +172,7 @@ def test_sizes_that_are_left_out_are_never_chosen() -> None:
         chosen.add(policy.predict(JOB))
         policy.observe_run(JOB, reached(policy.predict(JOB)))
     assert not chosen & {512, 1024}
-    assert policy.best(JOB) not in (512, 1024)
+    assert policy.best(JOB) in chosen
 
 
 # --- other GPUs -----------------------------------------------------------------------------------
@@ -191,7 +184,6 @@ def learnt() -> Knowledge:
     costs = {size: 10 * (1 + 0.4 * abs(math.log2(size / 32))) for size in SIZES}
     train(policy, costs, lambda size: float(size >= 32), 30, random.Random(3))
     found = policy.knowledge(JOB)
-    assert found is not None
     assert found.best == 32
     return found
 
@@ -258,7 +250,6 @@ def test_a_file_keeps_what_was_learned_in_each_place(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["elsewhere"]) == 1
     # Of the same GPU model rather than of many runs; and then of the same range.
     found = load(path, capped)
-    assert found is not None
     assert (found.place, found.best, found.same_gpu) == (whole, 64, True)
     save(path, dataclasses.replace(learnt(), place=capped))
     assert load(path, capped) == dataclasses.replace(learnt(), place=capped, same_gpu=True)

@@ -53,7 +53,6 @@ class Job:
         self.monitor = ZeusMonitor(gpu_indices=[gpu], cpu_indices=[])
         with Client() as client:
             devices = client.node().simulated
-        assert devices is not None
         self.work = SimulatedWork(devices, [self.monitor.gpus[gpu].uuid], "model/compute")
 
     def begin(self, case: str, **options: Any) -> GlobalPowerLimitOptimizer:
