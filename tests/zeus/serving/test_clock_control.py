@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
 from tests import snippets
 from tests.support import (
@@ -25,6 +27,7 @@ from tests.support import (
 )
 from zeus.serving import ClockControl, Queue, Step
 from zeus.serving import gpus as gpus_module
+from zeus.serving.clock_command import tune
 from zeus.serving.clock_control import IDLE_S
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.gpus import shared_by
@@ -395,6 +398,21 @@ def test_an_instance_publishes_the_power_it_needs_where_there_is_a_budget(
             control.close()
         wait_for(lambda: published(client) == set(), "the leases to be released")
         client.set_ceiling(both, "fleet", None)
+
+
+def test_a_tuning_without_load_ends_in_time_and_says_so(
+    daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+    options = f"--slo-ttft 1 --slo-tpot 1 --gpu 0 --minutes 0.005 --feed {tmp_path}/feed"
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):  # whose handlers the command sets
+            stack.callback(signal.signal, number, signal.getsignal(number))
+        out = str(tmp_path / "clocks.json")
+        result = CliRunner().invoke(tune, [*options.split(), "--out", out])
+    assert result.exit_code == 1
+    assert "no step times were learned: no request ended; check --feed" in result.output
+    assert restored(daemon)
 
 
 def test_the_python_of_the_page_runs(
