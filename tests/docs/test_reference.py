@@ -13,8 +13,6 @@ import importlib
 import io
 import json
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +25,9 @@ from click.testing import CliRunner
 from scripts.site.reference import commands
 from tests import snippets
 from tests.docs.built import Site
+from tests.preloaded import preloaded
 from tests.snippets import ROOT
-from tests.support import PACKAGES, RunningDaemon, running_daemon
+from tests.support import CLIENTS, IMPORTED, PACKAGES, RunningDaemon, running_daemon
 from zeus.run.settings import Settings
 from zeus_ipc import __version__
 from zeus_ipc.socket_transport import SocketTransport
@@ -158,9 +157,8 @@ def _exposed(text: str) -> dict[str, str]:
 
 
 def test_every_metric_of_the_exporter_is_there(site: Site, daemon: RunningDaemon) -> None:
-    command = [sys.executable, "-m", "zeusctl.exporter", "--once", "--socket", daemon.socket]
-    command += ["--workloads", "--otel"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    asked = ("--once", "--socket", daemon.socket, "--workloads", "--otel")
+    text = preloaded(*CLIENTS).run("-m", "zeusctl.exporter", *asked).stdout
     exposed = _exposed(text)
     assert site.rows("reference/metrics/", "zeusd-exporter") == exposed.keys()
     section = site.section("reference/metrics/", "zeusd-exporter").split()
@@ -226,9 +224,7 @@ def test_every_key_of_zeusd_toml_is_there_and_taken(site: Site, tmp_path: Path) 
     assert installed == {}
     path = tmp_path / "zeusd.toml"
     path.write_text("\n".join(lines).replace("&quot;", '"').replace("&gt;", ">"))
-    ran = subprocess.run(
-        [sys.executable, "-m", "zeusd", "check-config", str(path)], capture_output=True, text=True
-    )
+    ran = preloaded(*IMPORTED).run("-m", "zeusd", "check-config", str(path))
     assert ran.returncode == 0, ran.stderr + path.read_text()
     assert "# power_limit_w" in path.read_text()
     assert "ttl_s = 15.0" in path.read_text()

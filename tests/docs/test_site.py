@@ -179,10 +179,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 WIDE = (
     "",
+    "tutorial/",
     "operate/zeusctl/",
+    "operate/zeusd/",
     "train/pipeline_frequency/",
     "explain/reliability/",
+    "reference/errors/",
     "reference/protocol/",
+    "reference/configuration/",
     "reference/api/pipeline_frequency/",
 )
 """Pages with the widest tables, commands and pictures."""

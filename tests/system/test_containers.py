@@ -20,7 +20,10 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from tests.preloaded import preloaded
 from tests.support import (
+    CLIENTS,
+    IMPORTED,
     TIMEOUT_S,
     RunningDaemon,
     ending,
@@ -122,13 +125,9 @@ def test_an_invisible_client_is_refused_at_once_and_fills_no_log(secluded: Seclu
 @needs_root
 def test_the_doctor_sees_it_from_both_sides(secluded: Secluded) -> None:
     command = (sys.executable, "-m", "zeusctl", "doctor", "--json")
-    outside = subprocess.Popen(
-        [*command],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "ZEUSD_SOCK_PATH": secluded.socket},
-    )
-    code, checks = doctor(outside)
+    env = {**os.environ, "ZEUSD_SOCK_PATH": secluded.socket}
+    pipe = subprocess.PIPE
+    code, checks = doctor(subprocess.Popen(command, stdout=pipe, text=True, env=env))
     assert code == 1
     assert checks["socket"]["found"].startswith("zeusd does not see this process")
     assert "--pid=host" in checks["socket"]["remedy"]
@@ -296,9 +295,7 @@ def test_copied_files_exist_and_reach_the_builder() -> None:
 
 def test_the_images_configuration_is_what_kubernetes_is_given(tmp_path: Path) -> None:
     path = DOCKER / "zeusd.toml"
-    checked = subprocess.run(
-        [sys.executable, "-m", "zeusd", "check-config", str(path)], capture_output=True, text=True
-    )
+    checked = preloaded(*IMPORTED).run("-m", "zeusd", "check-config", str(path))
     assert (checked.returncode, checked.stderr) == (0, "")
     manifests = yaml.safe_load_all((REPOSITORY / "examples/kubernetes/daemonset.yaml").read_text())
     (config,) = (one for one in manifests if one["kind"] == "ConfigMap")
@@ -421,12 +418,9 @@ def test_a_liveness_probe_gets_an_answer() -> None:
     with running_daemon("--simulate", "1xv100-pcie", gpus=1) as daemon:
         for name, *arguments in commands:
             assert name == "zeusctl"
-            subprocess.run(
-                [sys.executable, "-m", name, *arguments],
-                check=True,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
-            )
+            env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+            ran = preloaded(*CLIENTS).run("-m", name, *arguments, env=env)
+            assert ran.returncode == 0, ran.stderr
 
 
 def test_the_proof_is_a_script_that_parses_and_gives_what_is_written() -> None:

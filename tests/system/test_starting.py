@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -34,9 +33,7 @@ SIMULATED = ("--simulate", "1xv100-pcie:setter_ms=0")
 
 def served(*options: str) -> subprocess.CompletedProcess[str]:
     """`zeusd serve`, which ends by itself; its process has imported zeusd before."""
-    return preloaded(*IMPORTED).run(
-        "-m", "zeusd", "serve", *options, cwd=Path.cwd(), env=os.environ
-    )
+    return preloaded(*IMPORTED).run("-m", "zeusd", "serve", *options)
 
 
 def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:

@@ -8,10 +8,11 @@ import lzma
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import pytest
 from pydantic import Field
@@ -43,6 +44,15 @@ class Row(NamedTuple):
 
 PLAIN = "stage,name,begin_ns,energy\n0,a,1764332412345678901,1.5\n1,b c,2,2\n"
 ROWS = [Row(0, "a", 1764332412345678901, 1.5), Row(1, "b c", 2, 2.0)]
+
+
+Content: TypeAlias = str | bytes | Callable[[], bytes]
+"""Of a file; what pyarrow writes is written in the test: it imports pandas."""
+
+
+def content(data: Content) -> bytes:
+    found = data() if callable(data) else data
+    return found if isinstance(found, bytes) else found.encode()
 
 
 def arrow(columns: dict[str, Any]) -> bytes:
@@ -91,17 +101,15 @@ TRANSPOSED = "stage,0,1\nname,a,b c\nbegin_ns,1764332412345678901,2\nenergy,1.5,
         ("t.csv.xz", lzma.compress(PLAIN.encode())),
         ("t.columns.csv", TRANSPOSED),
         ("t.columns.csv.xz", lzma.compress(TRANSPOSED.encode())),
-        ("t.parquet", in_parquet()),
-        ("t.pq", in_parquet()),
-        ("T.PARQUET", in_parquet("timestamp")),
-        ("t.csv", in_parquet("duration")),
+        ("t.parquet", in_parquet),
+        ("t.pq", in_parquet),
+        ("T.PARQUET", lambda: in_parquet("timestamp")),
+        ("t.csv", lambda: in_parquet("duration")),
     ],
 )  # fmt: skip
-def test_a_table_is_the_same_however_it_is_stored(
-    tmp_path: Path, name: str, data: str | bytes
-) -> None:
+def test_a_table_is_the_same_however_it_is_stored(tmp_path: Path, name: str, data: Content) -> None:
     path = tmp_path / name
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    path.write_bytes(content(data))
     assert [row for _, row in read(path, Row)] == ROWS
 
 
@@ -127,7 +135,7 @@ NOW = datetime(2026, 11, 28, tzinfo=timezone.utc)
         (HEAD + "0,a,1,inf\n", ", line 2: energy is 'inf'"),
         (HEAD + "0,a,1,1_0.5\n", ", line 2: energy is '1_0.5'"),
         ("clock," + HEAD + ",0,a,1,1\n1_0,0,a,1,1\n", ", line 3: clock is '1_0'"),
-        (arrow({"stage": [0, 0], "name": ["a", "b"], "begin_ns": [1, 1], "energy": [1, 1],
+        (lambda: arrow({"stage": [0, 0], "name": ["a", "b"], "begin_ns": [1, 1], "energy": [1, 1],
                 "clock": [None, "1_0"]}), ", row 2: clock is '1_0'"),
         (HEAD + "1_0,a,1,1\n", ", line 2: stage is '1_0'; it must be a whole number at least 0"),
         (HEAD + "0,a,1,\n", ", line 2: energy is empty; it must be a number from 0 to 1e+30"),
@@ -145,25 +153,24 @@ NOW = datetime(2026, 11, 28, tzinfo=timezone.utc)
         (lzma.compress(PLAIN.encode())[:-20], " is not a CSV file, or not whole"),
         (b"PK\x03\x04 a workbook", " is a workbook or an archive; save its table as CSV"),
         (bz2.compress(PLAIN.encode()), ", line 1: it is not text in UTF-8"),
-        (in_parquet()[:-30], " is not a whole Parquet file"),
-        (arrow({"stage": [0], "name": ["a"], "begin_ns": [0.5], "energy": [1.0]}),
+        (lambda: in_parquet()[:-30], " is not a whole Parquet file"),
+        (lambda: arrow({"stage": [0], "name": ["a"], "begin_ns": [0.5], "energy": [1.0]}),
          ", row 1: begin_ns is 0.5; it must be a time in whole nanoseconds"),
-        (arrow({"stage": [0], "name": ["a"], "begin_ns": [1], "energy": [None]}),
+        (lambda: arrow({"stage": [0], "name": ["a"], "begin_ns": [1], "energy": [None]}),
          ", row 1: energy is empty"),
-        (arrow({"stage": [0], "name": ["a"], "begin_ns": [1], "energy": [NOW]}),
+        (lambda: arrow({"stage": [0], "name": ["a"], "begin_ns": [1], "energy": [NOW]}),
          ": the column energy is timestamp[us, tz=UTC]; it must be numbers"),
-        (arrow({"stage": [0], "name": ["a"], "begin_ns": [1], "energy": [timedelta(1)]}),
+        (lambda: arrow({"stage": [0], "name": ["a"], "begin_ns": [1], "energy": [timedelta(1)]}),
          ": the column energy is duration[us]; it must be numbers"),
-        (arrow({"stage": [0], "name": ["a"], "Name": ["b"], "begin_ns": [1], "energy": [1.0]}),
+        (lambda: arrow({"stage": [0], "name": ["a"], "Name": ["b"], "begin_ns": [1],
+                        "energy": [1.0]}),
          ": the column name is there twice"),
     ],
-    ids=lambda value: "" if isinstance(value, bytes) else value[:40],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_fault_is_one_sentence_with_its_place(
-    tmp_path: Path, data: str | bytes, says: str
-) -> None:
+def test_a_fault_is_one_sentence_with_its_place(tmp_path: Path, data: Content, says: str) -> None:
     path = tmp_path / "t.csv"
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    path.write_bytes(content(data))
     with pytest.raises(TableError) as raised:
         list(read(path, Row))
     assert str(raised.value).startswith(f"{path}{says}")
