@@ -193,7 +193,7 @@ def drifting(stage: Stage) -> dict[str, Any]:
 def main() -> None:
     folder, url, case = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     # The test gives up a little later; of the benchmark an iteration takes seconds.
-    faulthandler.dump_traceback_later(100, exit=case == "profiled")
+    faulthandler.dump_traceback_later(200, exit=case == "profiled")
     told = Told()
     logging.getLogger("zeus").addHandler(told)
     dist.init_process_group("gloo")

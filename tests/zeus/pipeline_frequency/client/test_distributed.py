@@ -79,7 +79,7 @@ def end(job: subprocess.Popen[bytes]) -> None:
 def seen(job: subprocess.Popen[bytes], folder: Path, case: str) -> list[dict[str, Any]]:
     """The observations of each rank in a case that ended normally."""
     try:
-        ended = job.wait(timeout=105)
+        ended = job.wait(timeout=210)
     except subprocess.TimeoutExpired:
         job.terminate()  # torchrun ends its ranks, which are in sessions of their own
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -100,6 +100,7 @@ def by_number(iteration: tuple[str, object]) -> int:
     return int(iteration[0])
 
 
+@pytest.mark.timeout(240)  # three processes that import PyTorch, on a busy machine
 def test_a_job_profiles_itself_and_its_ranks_go_over_to_plans_with_the_same_iteration(
     tmp_path: Path, daemon: RunningDaemon, server: RunningServer
 ) -> None:
@@ -108,7 +109,7 @@ def test_a_job_profiles_itself_and_its_ranks_go_over_to_plans_with_the_same_iter
     def trains() -> bool:
         return job.poll() is not None or len(list(tmp_path.glob("trains-*"))) == STAGES
 
-    wait_for(trains, "all ranks to train under a plan", 90)
+    wait_for(trains, "all ranks to train under a plan", 180)
     [listed] = ok(server.http.get("/jobs"))
     chosen = ok(server.http.post(f"/choose/{listed['job_id']}", json={"plan": 0}))
     ranks = seen(job, tmp_path, "profiled")
