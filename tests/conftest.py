@@ -94,6 +94,8 @@ computes, so that all workers end at about the same time."""
 
 def pytest_configure(config: pytest.Config) -> None:
     """What `--strict-markers` allows, and how tests are interrupted."""
+    # zeusd trusts no folder that others may write, whatever the user's umask lets tests make.
+    os.umask(0o022)
     # A shell's background job ignores Ctrl-C, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get(seeds.VARIABLE, seeds.DEFAULT) == seeds.DEFAULT:
