@@ -340,8 +340,6 @@ class Client(contextlib.AbstractContextManager["Client"]):
                 f"a job's name has at most {MAX_JOB_NAME} characters, not {len(job)}; give Slurm's "
                 "job id or the uid of a pod"
             )
-        if self._heartbeat is not None:
-            self._heartbeat.forget()  # fewer leases than before are no surprise
         answer = self._ask(
             operations.RELEASE,
             gpus=_uuids(gpus) if gpus else [],

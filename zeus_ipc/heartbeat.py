@@ -30,8 +30,9 @@ class HeartbeatThread:
         stall_timeout_s: Stops if `progress` was not called for this long; None: never.
 
     Attributes:
-        lost: How often this process lost leases: they expired, were revoked, or ended when the
-            daemon was stopped.
+        lost: How often this process lost leases, as zeusd says: they expired, were revoked, or
+            ended when it was stopped. Fewer leases than before are no sign: any thread and any
+            client of the process may have released them.
     """
 
     def __init__(self, beat: Callable[[], HeartbeatResult], stall_timeout_s: float | None) -> None:
@@ -42,7 +43,6 @@ class HeartbeatThread:
         self._stop = threading.Event()
         self._pid: int | None = None
         self._reported: set[tuple[str, str]] = set()
-        self._held = 0
         self.lost = 0
 
     def start(self) -> None:
@@ -64,10 +64,6 @@ class HeartbeatThread:
         """Stops the thread."""
         self._stop.set()
 
-    def forget(self) -> None:
-        """Notes that this process releases leases, so that fewer leases do not count as lost."""
-        self._held = 0
-
     def progress(self) -> None:
         """Notes progress of the application."""
         self._progress_at = time.monotonic()
@@ -88,12 +84,8 @@ class HeartbeatThread:
             if beat is None:
                 return
             try:
-                before, result = self._held, beat()
+                result = beat()
                 pause_s = max(0.05, result.ttl_ms / 5000)
-                held = result.leases
-                if held < before and self._held == before:
-                    self.lost += 1
-                self._held = held
                 self._tell_lost({(gpu, control) for gpu, control in result.lost})
             except ZeusIpcError as error:
                 log.debug("heartbeat failed: %s", error)
@@ -101,7 +93,9 @@ class HeartbeatThread:
             del beat
 
     def _tell_lost(self, lost: set[tuple[str, str]]) -> None:
-        for gpu, control in lost - self._reported:
+        found = lost - self._reported
+        self.lost += bool(found)
+        for gpu, control in found:
             log.warning(
                 "this process lost its lease on %s of %s, and zeusd restores the control; "
                 "acquire it again to set it (`zeusctl audit` says why)",
