@@ -52,7 +52,10 @@ def test_readings_and_settings_of_a_gpu(virtual_node: OpenNode) -> None:
         gpus.get_supported_graphics_clocks(0, 1)
     gpus.set_gpu_locked_clocks(0, 600, 900)
     gpus.set_memory_locked_clocks(0, 405, 405)
-    gpus.reset_locked_clocks(0)
+    for locked in ([600, 900], [405, 405]), (None, None):
+        state = node.client.state(gpus[0].uuid)[gpus[0].uuid]
+        assert (state.locked_gpu_clocks_mhz, state.locked_memory_clocks_mhz) == locked
+        gpus.reset_locked_clocks(0)
     assert gpus.get_instant_power_usage(0) > 0
     assert gpus.get_average_power_usage(0) > 0
     with pytest.raises(ZeusGPUNotSupportedError, match="memory power"):

@@ -22,6 +22,7 @@ from zeus import show_env
 from zeus_common import processes
 from zeus_common.installed import overlap
 from zeus_ipc import __version__
+from zeus_ipc.replies import NodeInfo
 from zeus_ipc.sockets import SOCKET_ENV
 from zeusd.devices.nvml import backend as real
 from zeusd.devices.simulated import SimulatedBackend
@@ -188,6 +189,15 @@ def test_without_a_driver_there_is_a_line_that_says_so(show: Show) -> None:
     said = show()["GPUs"]["GPU"]
     assert "cannot load /nowhere/libnvidia-ml.so.1" in said
     assert "install or load the NVIDIA driver" in said
+
+
+@pytest.mark.parametrize(
+    ("driver", "hint"), [(None, "load its NVIDIA driver"), ("595", "see nvidia-smi")]
+)
+def test_a_daemon_without_gpus_says_where_to_look(driver: str | None, hint: str) -> None:
+    info = NodeInfo.model_construct(gpus=[], driver_version=driver)
+    line = ("GPU", f"none: zeusd finds none on this node; {hint}")
+    assert show_env.find(show_env.Zeusd("", True, info=info)) == ([], [line])
 
 
 def test_a_driver_that_hangs_delays_nobody(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def server() -> Iterator[WebServer]:
     made = WebServer("127.0.0.1", 0, answer)
     yield made
     made.close()
+    assert made.fileno() == -1, "the next one may listen there"
 
 
 def get(server: WebServer, host: str = "localhost") -> tuple[int, str]:

@@ -208,6 +208,10 @@ DISTURBED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "GPU 0: job 7 of nobody used it, too",
     ),
+    "a pod without a user": (
+        {"usage": {GPU: [OWN, used("pod", "ml/p", uid=-1, workload="bert")]}},
+        "GPU 0: pod ml/p (bert) used it, too",
+    ),
     "not listed": (
         {"usage": {GPU: [used("unattributed", "no holder", uid=-1)]}},
         "GPU 0: nobody knows who used it for a time: no holder; allocate it",

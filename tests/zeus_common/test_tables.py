@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import lzma
+import math
 import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -20,8 +22,10 @@ from pydantic import Field
 from zeus_common.tables import (
     Amount,
     Nanoseconds,
+    Seconds,
     TableError,
     Text,
+    Watts,
     distinct,
     kinds,
     read,
@@ -230,7 +234,25 @@ def test_many_rows_are_read_in_parts_with_their_lines(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="line 50002: stage is 'x'"):
         for part in read_columns(path, Row):
             found += [part.columns["stage"][0], part.place(0)]
+            assert gc.isenabled()
     assert found == [0, f"{path}, line 2", 20_000, f"{path}, line 20002"]
+    stages = [*range(20_001), -1]
+    many = dict.fromkeys(["name"], ["a"] * 20_002) | dict.fromkeys(["begin_ns", "energy"], stages)
+    path.write_bytes(arrow({**many, "stage": stages, "energy": [*map(abs, stages)]}))
+    with pytest.raises(TableError, match="row 20002: stage is -1"):
+        list(read(path, Row))
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [(Amount, 0.0, 1e30), (Seconds, 0.0, 1e11), (Watts, 1.0, 20_000.0)],
+)
+def test_amounts_times_and_powers_have_bounds(kind: Any, least: float, most: float) -> None:
+    row = make_dataclass("row", [("x", kind)])
+    assert [one.x for _, one in read({"x": [least, most]}, row)] == [least, most]
+    for beyond in (math.nextafter(least, -1), math.nextafter(most, math.inf)):
+        with pytest.raises(TableError, match="row 1: x is "):
+            list(read({"x": [beyond]}, row))
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "T.CSV.GZ", "t.csv.xz", "t.parquet"])

@@ -111,10 +111,11 @@ def test_gloo_never_drops_the_last_reference_to_a_reduction(
             return list(self)
 
     begun: list[weakref.ref[Reduction]] = []
+    made: list[Any] = []
 
     def all_reduce(tensor: Tensor, op: str, async_op: bool) -> Reduction:
-        assert (op, async_op) == ("add", True)
-        tensor[:] = [2 * value for value in tensor]
+        assert async_op
+        tensor[:] = [2 * value if op == "add" else value + 1 for value in tensor]
         work = Reduction()
         begun.append(weakref.ref(work))
         return work
@@ -122,18 +123,24 @@ def test_gloo_never_drops_the_last_reference_to_a_reduction(
     distributed = types.SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
-        get_backend=lambda: "gloo",
+        get_backend=lambda: backend,
+        get_rank=lambda: 1,
+        get_world_size=lambda: 2,
         all_reduce=all_reduce,
         ReduceOp=types.SimpleNamespace(SUM="add", MAX="most"),
     )
     torch = types.SimpleNamespace(
         distributed=distributed,
         float64="double",
-        tensor=lambda values, dtype, device: Tensor(values),
+        tensor=lambda values, dtype, device: made.append((dtype, device)) or Tensor(values),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
+    backend = "gloo"
     assert framework.all_reduce([1, 2.5], "sum") == [2, 5]
-    assert framework.all_reduce([3], "sum") == [6]
+    backend = "nccl"
+    assert framework.all_reduce([3], "max") == [4]
+    assert made == [("double", "cpu"), ("double", "cuda")]
+    assert (framework.get_rank(), framework.get_world_size()) == (1, 2)
     gc.collect()
     assert [work() is None for work in begun] == [True, False]
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -20,6 +21,7 @@ import pytest
 from tests import seeds
 from tests.support import TIMEOUT_S, ending, script, wait_for
 from tests.zeusd.devices.test_instructions import SHORT
+from zeus_common import simulation
 from zeus_common.simulation import SimulatedNode, SimulatedWork, _DeviceSocket
 from zeus_common.tables import TableError
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
@@ -86,6 +88,33 @@ def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
     assert two_s >= 0.99 * catalog()[FAST].unit_s[-1]  # the queue was still to be processed
 
 
+def test_it_sleeps_until_work_ends_and_looks_again_as_limits_may_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns, slept = 10**9, []
+    # Units done, and when the rest will be, ns from now on: unknown, late, soon, and over.
+    looks = iter([(0, None), (1, 10**9), (2, 20_000_000), (3, 40_000_000), (3.5, -1)])
+
+    def ask(op: str, **_: object) -> dict[str, Any]:
+        if op != "status":
+            return {}
+        done, left_ns = next(looks)
+        return {"done": done, "ends_ns": None if left_ns is None else now_ns + left_ns}
+
+    devices = SimpleNamespace(ask=ask, close=lambda: None)
+    monkeypatch.setattr(simulation, "_DeviceSocket", lambda path: devices)
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ns, sleep=slept.append)
+    monkeypatch.setattr(simulation, "time", clock)
+    with SimulatedWork("", ["GPU-1"], FAST) as work:
+        work.launch(3)
+        work.launch()
+        work.synchronize()
+        assert slept == pytest.approx([0.05, 0.05, 0.02, 0.04])
+        looks = iter([(0, 40_000_000), (3, 10**9)])
+        work.synchronize(queued=1)
+        assert slept[4:] == pytest.approx([0.03])
+
+
 def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:
     nvml, path = node
     source = (
@@ -134,8 +163,19 @@ def test_faults_and_truth_from_outside(node: tuple[SimulatedBackend, str]) -> No
     with pytest.raises(DeviceError):
         nvml.set_power_limit(0, 200_000)
     nvml.set_power_limit(0, 200_000)
+    admin.inject(0, "power_limit_mw", latency_s=0.05)
     admin.set_outside(0, 150_000)
+    begun_s = time.monotonic()
     assert nvml.power_limit_mw(0) == 150_000
+    assert time.monotonic() - begun_s >= 0.05
+    admin.misbehave(0, clamp_mw=(100_000, 180_500), round_to_mw=1000)
+    admin.set_board_limit(0, 120_000)
+    nvml.set_power_limit(0, 250_000)
+    assert (nvml.power_limit_mw(0), nvml.enforced_power_limit_mw(0)) == (180_000, 120_000)
+    admin.clear_faults()
+    admin.set_board_limit(0, None)
+    nvml.set_power_limit(0, 250_000)
+    assert (nvml.power_limit_mw(0), nvml.enforced_power_limit_mw(0)) == (250_000, 250_000)
     before_j = admin.true_energy_j(1)
     wait_for(lambda: admin.true_energy_j(1) > before_j, "energy to be drawn")
     admin.close()
