@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,10 @@ def test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle(world: Wo
     answer = world.answer()
     (one,) = answer.sums
     assert (one.active_uj, one.idle_uj, one.end_s) == (0, 400_000_000, 0)
-    assert one.methods == ["allocated"]
+    assert (one.methods, one.ns) == (["allocated"], 5 * SECOND_NS)
+    assert (one.begin_s, one.first_ms) == (START_S, START_S * 1000)
+    assert one.last_ms == answer.settled_ms == world.utc_ns() // 10**6
+    assert answer.begins_s == START_S // 86_400 * 86_400
     world.deallocate("7")
     assert world.answer().sums[0].end_s == world.utc_ns() // SECOND_NS
     world.allocate("7")
@@ -261,6 +266,8 @@ def test_steps_of_the_clock_move_later_rows_and_no_sum(world: World) -> None:
     now = START_S // 900
     # A step counts from the settlement on that notices it.
     assert rows == {now: 200_000_000, now + 4: 100_000_000, now - 4: 100_000_000}
+    world.deallocate("7")
+    assert world.usage(name="7") == {"7": 400}, "though it began after, and ended before, its rows"
 
 
 def test_an_answer_is_of_its_interval(world: World) -> None:
@@ -410,12 +417,13 @@ def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
         assert world.usage("user", some) == {"uid 1000": 100}
     world.step_ns += 402 * 86_400 * SECOND_NS
     world.accounts.settle()
-    world.allocate("8")
-    world.tick(100, 10)
+    world.allocate("7")  # another one, of a cluster that counts from 1 again
+    world.tick(100, 20)
     recent = [ALL[0], ALL[1] + 410 * 86_400]
-    assert world.usage("job", recent) == {"uid 1000": 100, "8": 100}
+    assert [*world.usage("job", recent).items()] == [("7", 200), ("uid 1000", 100)]
     expire(world, 761)
     assert world.usage("user", ALL) == {}
+    assert world.answer().begins_s == (START_S // 86_400 + 400) * 86_400, "the oldest day of use"
 
 
 def test_an_account_that_was_never_charged_yet_is_not_deleted_as_old(world: World) -> None:
@@ -443,19 +451,26 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
 
 
 def test_a_settlement_that_fails_between_rows_and_position_leaves_neither(world: World) -> None:
-    world.allocate("7")
     world.tick(100, 10)
-    db = world.connection
+    with no_position(world.connection):
+        world.accounts.settle()
+    for table in ("energy", "gpu", "account"):
+        assert world.connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+    world.tick(100, 10)
+    assert world.usage() == {"no holder": 200}
+    assert world.usage("gpu") == {"GPU-0": 200}
+
+
+@contextlib.contextmanager
+def no_position(db: sqlite3.Connection) -> Iterator[None]:
+    """A disk on which a settlement fails at its end."""
     db.execute(
         "CREATE TEMP TRIGGER broken BEFORE INSERT ON position "
         "BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END"
     )
     with pytest.raises(sqlite3.DatabaseError, match="disk I/O error"):
-        world.accounts.settle()
-    assert db.execute("SELECT count(*) FROM energy").fetchone() == (0,)
+        yield
     db.execute("DROP TRIGGER broken")
-    world.tick(100, 10)
-    assert world.usage() == {"7": 200}
 
 
 def fails(*_: object) -> None:

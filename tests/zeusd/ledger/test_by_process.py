@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.zeusd.ledger.test_accounts import no_position
 from tests.zeusd.ledger.test_shared import BOB, Shared
 from tests.zeusd.ledger.world import GPU, START_S, energy_uj
 from zeus_common.units import SECOND_NS
@@ -68,10 +69,16 @@ def test_each_process_has_its_part_and_an_allocation_is_its_holders(shared: Shar
 
 
 def test_a_pid_that_another_process_has_got_is_another_process(shared: Shared) -> None:
+    """On a machine that has slept, which the clock of processes' starts has counted."""
+    shared.accounts.close()
+    shared.world.slept_ns = 3_600 * SECOND_NS
+    shared.open()
+    shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, ()))
+    shared.processes.start(1, shared.gpu.now_ns + shared.world.slept_ns, JOB)
     second(shared, 300, 1)
     shared.processes.living.pop(1)
     second(shared, 100)  # it went at some time in this second
-    shared.processes.start(1, shared.gpu.now_ns, JOB)
+    shared.processes.start(1, shared.gpu.now_ns + shared.world.slept_ns, JOB)
     second(shared, 200, 1)
     found = [one for one in asked(shared) if one.kind == "process"]
     assert sorted(one.active_uj for one in found) == [200_000_000, 400_000_000]
@@ -79,6 +86,7 @@ def test_a_pid_that_another_process_has_got_is_another_process(shared: Shared) -
     assert {one.name for one in found} == {"1"}
     first, later = sorted(found, key=lambda one: one.begin_s)
     assert 1 <= later.begin_s - first.begin_s <= 3
+    assert abs(first.begin_s - START_S) <= 1
 
 
 def test_users_see_their_own_processes_and_the_others_as_one(shared: Shared) -> None:
@@ -99,6 +107,8 @@ def test_after_a_week_it_is_the_users(shared: Shared) -> None:
     for uid, one in users.items():
         assert later[uid].active_uj == one.active_uj
     assert shared.world.connection.execute("SELECT count(*) FROM process").fetchone() == (0,)
+    second(shared, 300, 1, 2)
+    assert by_name(one for one in asked(shared) if one.kind == "process") == {"1": 150, "2": 150}
 
 
 def test_what_a_process_used_in_a_part_of_a_day_and_in_whole_days_adds_up(shared: Shared) -> None:
@@ -120,11 +130,21 @@ def test_nothing_is_kept_by_process_where_none_is_wanted(shared: Shared, tmp_pat
 
 
 def test_a_restart_keeps_what_is_known_by_process(shared: Shared) -> None:
+    """Also after a settlement that failed, and once a user is forgotten."""
     second(shared, 300, 1)
+    with no_position(shared.world.connection):
+        shared.accounts.settle()
     before = asked(shared)
+    assert by_name(before) == {"1": 300}
     shared.accounts.close()
     shared.open()
     assert asked(shared) == before
+    shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1,)))
+    second(shared, 300, 1)
+    asked(shared)
+    assert shared.accounts.forget(1000) > 0
+    second(shared, 100, 1)
+    assert {energy_uj(one) for one in asked(shared) if one.uid == 1000} == {100_000_000}
 
 
 def test_it_is_known_when_who_used_which_gpu(shared: Shared) -> None:
