@@ -191,15 +191,16 @@ def test_windows_before_the_kept_updates_use_coarser_rows() -> None:
     step = 20 * MS
     for number in range(50_000):  # 1,000 s, of which 400 are kept in full
         t_ns = BEGIN + number * step
-        energy_uj = number * 100_000 * 20
-        history.add(Edge(t_ns, energy_uj, 100_000, 100_000, energy_uj), 0, Slow())
+        energy_uj = (number + max(0, number - 25_000)) * 100_000 * 20
+        history.add(Edge(t_ns, energy_uj, 200_000, 200_000, energy_uj), 0, Slow())
     curve = EnergyCurve(history, None, 400_000)
     begin = BEGIN + 10_123 * MS
     energy = curve.window(begin, begin + 5_000 * MS, True)
     assert energy.energy_uj == pytest.approx(100_000 * 5_000, rel=1e-6)
-    assert energy.uncertainty_uj > 0
+    assert energy.uncertainty_uj == pytest.approx(100_000 * 500, rel=0.01)  # half a row of a second
     across = curve.window(begin, BEGIN + 990_000 * MS, False)
-    assert across.energy_uj == pytest.approx(100_000 * (990_000 - 10_123), rel=1e-6)
+    assert across.energy_uj == pytest.approx(100_000 * (990_000 - 10_123 + 490_000), rel=1e-6)
+    assert across.uncertainty_uj < 0.002 * across.energy_uj
 
 
 @pytest.mark.parametrize("device", ["v100-pcie", "a100-sxm-80", "a40", "p100"])
@@ -288,13 +289,19 @@ def test_a_pause_within_work_has_no_less_than_the_least_power_around_it() -> Non
         assert energy.energy_uj + energy.uncertainty_uj >= most_uj
 
 
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(("begin_ms", "length_ms"), [(720, 40), (730, 150), (810, 500)])
-def test_steady_work_after_a_short_pause_is_no_burst(begin_ms: int, length_ms: int) -> None:
-    """The GPU paused shortly before, not where the window begins."""
+def test_steady_work_beside_a_short_pause_is_no_burst(
+    begin_ms: int, length_ms: int, before: bool
+) -> None:
+    """The GPU paused shortly before, or after, not where the window begins or ends."""
     levels = [500_000] * 5 + [200_000] + [500_000] * 12
+    ends_ms = begin_ms, begin_ms + length_ms
+    if not before:
+        levels, ends_ms = levels[::-1], (1800 - ends_ms[1], 1800 - ends_ms[0])
     curve = curve_of(levels, ceiling_mw=700_000)
-    energy = curve.window(BEGIN + begin_ms * MS, BEGIN + (begin_ms + length_ms) * MS, True)
-    assert energy.energy_uj == pytest.approx(500_000 * length_ms, rel=0.02)
+    energy = curve.window(*(BEGIN + ms * MS for ms in ends_ms), True)
+    assert energy.energy_uj == pytest.approx(500_000 * length_ms, rel=1e-4)
 
 
 @pytest.mark.parametrize("device", ["a40", "b200", "h100-sxm"])

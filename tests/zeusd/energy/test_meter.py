@@ -9,7 +9,15 @@ from tests import seeds
 from tests.zeusd.energy.support import channel_of, reading
 from zeus_common.units import MS
 from zeusd.devices.port import SensorValues
-from zeusd.energy.meter import EXACT, GpuMeter, SensorTiming, sensor_timing
+from zeusd.energy.meter import (
+    COUNTER_AGE_NS,
+    EXACT,
+    FAR_MJ,
+    STUCK_TICKS,
+    GpuMeter,
+    SensorTiming,
+    sensor_timing,
+)
 
 TICK = 100 * MS
 
@@ -57,6 +65,29 @@ def test_the_counter_is_followed_and_power_where_there_is_none() -> None:
         assert counted.tick(power_mw) == power_mw * 100
         assert integrated.tick(power_mw) == power_mw * 100
     assert counted.tick(200_000, count=5) == 200_000 * 500
+
+
+@pytest.mark.parametrize("window_ns", [None, 25 * MS])
+def test_the_power_shown_is_the_counters_mean_where_that_covers_more(
+    window_ns: int | None,
+) -> None:
+    gpu = Ticking(window_ns)
+    edge = gpu.meter.advance(gpu.t_ns + TICK, TICK, TICK, reading(0, 5_016_000, 250_000))
+    shown_mw = 100_000 if window_ns is None else 250_000
+    assert (edge.level_mw, edge.power_mw) == (shown_mw, shown_mw)
+
+
+@pytest.mark.parametrize(("more_mj", "far"), [(0, False), (FAR_MJ, False), (FAR_MJ + 1, True)])
+def test_a_counter_is_as_far_ahead_of_samples_as_it_shows_beyond_its_age(
+    more_mj: int, far: bool
+) -> None:
+    gpu = Ticking()
+    edge = gpu.meter.integrate(gpu.t_ns + TICK, 100_000)
+    assert gpu.meter.raw_mj == 5_016_000
+    shown_mj = gpu.meter.raw_mj + 20_000 + more_mj
+    assert gpu.meter.follow(edge.t_ns + 200 * MS + COUNTER_AGE_NS, shown_mj) is far
+    assert gpu.meter.ahead_mj == (0 if far else more_mj)
+    assert gpu.meter.raw_mj == (shown_mj if far else 5_016_000)
 
 
 @pytest.mark.parametrize("window_ns", [None, 25 * MS, 10 * MS])
@@ -218,6 +249,10 @@ def test_a_counter_that_is_missing_for_once_is_not_integrated_twice() -> None:
 def test_a_counter_that_does_not_update_is_replaced_by_power_until_it_moves() -> None:
     gpu = Ticking()
     gpu.tick(100_000)
+    still = reading(gpu.t_ns, gpu.counter_mj, 200_000)
+    for _ in range(5):  # slow, and not stuck
+        assert not any(gpu.meter.stands_still(still) for _ in range(STUCK_TICKS - 1))
+        gpu.tick(100_000)
     still = reading(gpu.t_ns, gpu.counter_mj, 200_000)
     stands = [gpu.meter.stands_still(still) for _ in range(10)]
     assert stands[0] is False

@@ -17,7 +17,7 @@ from tests import seeds
 from tests.zeusd.energy.support import channel_of, empty_history, joules, reading
 from zeus_common.units import MS
 from zeusd.energy.channel import PATIENT_NS, SAMPLE_NS, Channel, tiles
-from zeusd.energy.meter import SAMPLED
+from zeusd.energy.meter import SAMPLED, sensor_timing
 
 MEASURED: dict[str, Any] = json.loads(Path(__file__).with_name("h100_samples.json").read_text())
 BURST_W = 432.0
@@ -159,6 +159,9 @@ def test_a_driver_that_makes_no_more_samples_is_read_as_if_it_had_none() -> None
         counted_mj = counter_mj + (now_ns - 5 * SECOND) // tick_ns * 30_000
         channel.observe(reading(now_ns, counted_mj, 300_000))
     assert channel.period_ns == pytest.approx(tick_ns, rel=0.01)
+    # The counter shows the energy of some milliseconds before its tick.
+    late_ns = (-channel.history.ends_ns) % tick_ns
+    assert late_ns == pytest.approx(sensor_timing(*PRODUCT).lag_ns, abs=MS)
     assert joules(channel, 3_000, 39_000) == pytest.approx(36 * 300, rel=0.01)
 
 
@@ -247,7 +250,9 @@ def test_samples_far_from_each_other_do_not_cover_all_time(apart_ms: int, whole:
 
 def test_few_samples_show_nothing() -> None:
     assert not tiles([])
-    assert not tiles(steady(0, 0.1, 300))
+    assert not tiles(steady(0, 0.18, 300))
+    assert tiles(steady(0, 0.2, 300))
+    assert not channel_of(*PRODUCT).lacks([])
 
 
 def test_a_burst_between_two_samples_is_uncertain_by_what_they_may_leave_out() -> None:

@@ -158,6 +158,18 @@ def test_missed_updates_are_counted() -> None:
     assert min(sensor.errors_ms(tick.t_ns)) < 1.0
 
 
+def test_a_search_that_is_held_up_at_each_second_change_takes_no_pause_for_a_period() -> None:
+    sensor = Sensor(every(20, 10), 1)
+    changed = 0
+    while (t_ns := sensor.tracker.next_read_ns) < 2 * SECOND:
+        held_up = changed == 1
+        changed = -1 if held_up else changed
+        changed += sensor.look(t_ns + 45 * MS * held_up) is not None
+    assert sensor.tracker.period_ns is None
+    sensor.run(5 * SECOND)
+    assert sensor.tracker.period_ns == pytest.approx(20 * MS, rel=2e-3)
+
+
 def test_a_sensor_that_changes_at_every_reading_is_read_at_a_limited_rate() -> None:
     sensor = Sensor(every(0.5, 10), 1)
     sensor.run(10 * SECOND)
