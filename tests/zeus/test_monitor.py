@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -501,6 +502,9 @@ def test_the_log_quotes_names_and_keeps_the_known_header(node: VirtualNode, tmp_
     with path.open(newline="") as file:
         header, first, second = csv.reader(file)
     assert header == ["start_time", "window_name", "elapsed_time", "gpu0_energy", "gpu1_energy"]
+    epoch_s = node.clock() / 1e9 - 2 + time.time() - time.monotonic()
+    assert float(first[0]) == pytest.approx(epoch_s, abs=60)
+    assert float(second[0]) == pytest.approx(float(first[0]) + 1)
     assert first[1] == "plain"
     assert second[1] == 'with,comma and "quotes"'
     assert float(second[2]) == pytest.approx(1)
@@ -579,7 +583,7 @@ def test_the_log_may_be_no_file(node: VirtualNode) -> None:
 
 
 def test_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> None:
-    with pytest.raises(ValueError, match="no GPU 2"):
+    with pytest.raises(ValueError, match="There is no GPU 2: this process sees 2 GPUs"):
         node.monitor(gpu_indices=[2])
     with pytest.raises(ValueError, match="twice"):
         node.monitor(gpu_indices=[0, 0])
@@ -613,7 +617,8 @@ def test_indices_of_another_type_are_refused_with_what_to_give(
 
 
 def test_a_cpu_that_cannot_be_measured_is_left_out_with_a_warning(node: VirtualNode) -> None:
-    with pytest.warns(UserWarning, match=r"CPU 0, 3 cannot be measured.*cpu_indices=\[\]") as seen:
+    words = r"CPU 0, 3 cannot be measured here \(CPUs that can be: none\).*cpu_indices=\[\]"
+    with pytest.warns(UserWarning, match=words) as seen:
         monitor = node.monitor(cpu_indices=[0, 3])
     assert len(for_users(seen)) == 1
     assert monitor.cpu_indices == []
@@ -680,6 +685,26 @@ def test_a_measurement_prints_its_energy_and_is_like_a_dataclass(node: VirtualNo
         assert same == measurement
         assert same.uncertainty == measurement.uncertainty
     assert f"<td>GPU 1</td><td>{energy_j:.1f}</td>" in in_a_notebook(measurement)
+
+
+def test_a_measurement_shows_and_counts_cpus_and_memory() -> None:
+    one = Measurement(2.0, {1: 10.0}, {0: 5.0}, {0: 1.0}, gpu_uncertainty={1: 0.5})
+    assert repr(one) == (
+        "Measurement(time=2.0, gpu_energy={1: 10.0}, cpu_energy={0: 5.0}, dram_energy={0: 1.0}, "
+        "soc_energy=None)"
+    )
+    cells = re.findall("<t[dh]>([^<]*)</t[dh]>", in_a_notebook(one))
+    assert cells == [
+        *("", "energy (J)", "± (J)", "mean power (W)"),
+        *("2.000 s", "", "", ""),
+        *("GPU 1", "10.0", "0.5", "5.0"),
+        *("CPU 0", "5.0", "", "2.5"),
+        *("DRAM 0", "1.0", "", "0.5"),
+    ]
+    assert one.known
+    assert one != Measurement(2.0, {1: 10.0}, {0: 5.0}, {0: 2.0})
+    assert not Measurement(2.0, {1: 10.0}, {0: math.nan}).known
+    assert not Measurement(2.0, {1: 10.0}, {0: 5.0}, {0: math.nan}).known
 
 
 def test_a_measurement_whose_energy_is_not_known_prints_why(node: VirtualNode) -> None:

@@ -115,6 +115,12 @@ def test_timelines_can_be_thinned_and_bounded(node: VirtualNode) -> None:
     assert len(samples) == 4
     gaps = [b[0] - a[0] for a, b in itertools.pairwise(samples)]
     assert min(gaps) >= 0.45
+    assert samples[-1][0] > now(node) - 0.6, "the newest"
+    monitor = PowerMonitor(gpu_update_period=0.5)
+    found = monitor.get_power_timeline(
+        gpu_power_domain="device_instant", gpu_index=0, start_time=now(node) - 3
+    )
+    assert len(found[0]) == pytest.approx(6, abs=1)
 
 
 def test_present_power_and_what_is_not_known(node: VirtualNode) -> None:
@@ -132,6 +138,11 @@ def test_present_power_and_what_is_not_known(node: VirtualNode) -> None:
     assert past[0] == pytest.approx(100, abs=1)
     assert monitor.get_power(before - 10_000) is None
     assert monitor.get_energy(before - 10_000, before) is None
+    assert monitor.get_energy(before - 10_000, before - 9_000, "device_average") is None
+    node.nvml.lose(0)
+    node.clock.sleep(10)
+    assert monitor.get_power() is None, "it is too old"
+    node.nvml.clear_faults()
     assert monitor.get_energy(before, now(node) + 100) is None
     monitor.stop()
 
@@ -160,6 +171,8 @@ def test_domains_that_are_not_there_are_named(node: VirtualNode) -> None:
             PowerMonitor(update_period=period_s)
     with pytest.raises(ValueError, match="no GPU 2"):
         PowerMonitor(gpu_indices=[2])
+    with pytest.raises(ValueError, match="max_samples_per_gpu must be positive, not 0"):
+        TemperatureMonitor(max_samples_per_gpu=0)
 
 
 def test_the_power_of_cpus_and_of_their_memory(
@@ -222,6 +235,11 @@ def test_temperature_over_time(node: VirtualNode) -> None:
     assert len(samples) == pytest.approx(122, abs=3)
     assert [celsius for _, celsius in samples] == sorted(celsius for _, celsius in samples)
     assert monitor.get_temperature(now(node) - 100_000) is None
+    rare = TemperatureMonitor(None, 10.0, 3)
+    (seldom,) = rare.get_temperature_timeline(0, now(node) - 100, now(node) - 40).values()
+    gaps = [b[0] - a[0] for a, b in itertools.pairwise(seldom)]
+    assert gaps == pytest.approx([10, 10], abs=1)
+    assert seldom[-1][0] > now(node) - 51, "the newest before the end"
 
 
 def test_the_counters_period_is_known(node: VirtualNode, virtual_node: OpenNode) -> None:

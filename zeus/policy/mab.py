@@ -44,7 +44,6 @@ class GaussianTS:
         self.prior_mean = prior_mean
         self.prior_prec = prior_precision
         self.num_exploration = num_exploration
-        self.seed = seed
         self.verbose = verbose
         self.rng = np.random.default_rng(seed)
         precisions = (

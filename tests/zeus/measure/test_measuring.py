@@ -21,7 +21,7 @@ import pytest
 from tests.support import TIMEOUT_S, for_users
 from tests.zeus.node import VirtualNode
 from zeus import _node
-from zeus.measure import EnergyCallback, measure_energy
+from zeus.measure import EnergyCallback, EnergySummary, measure_energy
 from zeus.measure import decorator as decorator_module
 from zeus.measure.logs import as_log
 from zeus.metric import EnergyCumulativeCounter
@@ -271,6 +271,20 @@ def test_a_second_training_has_its_own_summary(node: VirtualNode, work: Work) ->
     assert second.energy < first.energy
     assert second.co2 == pytest.approx(second.kwh * 500)
     assert second.cost is None
+
+
+def test_a_summary_says_all_that_is_known() -> None:
+    summary = EnergySummary(10.0, 1800.0, 1, 20, 24.0, 2)
+    assert str(summary) == "0.0005 kWh in 10.0 s, mean 180.0 W on 1 GPU, 24 J/step over 20 steps"
+    assert summary.figures() == {"energy/total_kWh": 0.0005, "energy/mean_W": 180.0}
+    summary = EnergySummary(10.0, 1800.0, 2, 0, math.nan, 0, 0.25, "EUR", 3.0, 1.0)
+    assert str(summary) == (
+        "0.0005 kWh in 10.0 s, mean 200.0 W on 2 GPUs, 0.25 EUR, 3 gCO2eq, without 1.0 s whose "
+        "energy is not known"
+    )
+    amounts = {"energy/cost_EUR": 0.25, "energy/co2_g": 3.0}
+    assert summary.figures() == {"energy/total_kWh": 0.0005, "energy/mean_W": 200.0, **amounts}
+    assert math.isnan(EnergySummary(10.0, 0.0, 1, 0, math.nan, 0, unknown=10.0).power)
 
 
 class Midnight(CarbonIntensityProvider):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
+import time
+import types
 import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -13,7 +16,7 @@ import pytest
 from tests.support import free_port
 from tests.zeus.measure.service import RecordedService, recorded_service
 from tests.zeus.node import VirtualNode
-from zeus.monitor import carbon, price
+from zeus.monitor import Measurement, carbon, price, rates
 from zeus.monitor.carbon import (
     CarbonEmissionMonitor,
     CarbonIntensityProvider,
@@ -55,7 +58,7 @@ RATES = {
         {
             "label": "539fb6f4ec4f024bc1dc0abf",
             "energyratestructure": [[{"rate": 0.10, "unit": "kWh"}], [{"rate": 0.2, "adj": 0.05}]],
-            "energyweekdayschedule": [[0] * 12 + [1] * 12] * 12,
+            "energyweekdayschedule": [[0] * 24] * 2 + [[0] * 12 + [1] * 12] + [[0] * 24] * 9,
             "energyweekendschedule": [[0] * 24] * 12,
         },
     ]
@@ -84,8 +87,6 @@ def waits_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    import time
-
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -142,6 +143,10 @@ def test_refusals_and_unknown_values_of_electricity_maps_are_reported(
     maps.answers["/carbon-intensity/latest"] = (200, {"zone": "XX"})
     with pytest.raises(ZeusCarbonIntensityNotFoundError, match="estimate=True"):
         client.get_current_carbon_intensity()
+    maps.answers["/carbon-intensity/history"] = (200, {"history": [{"carbonIntensity": 1}]})
+    client = ElectrictyMapsClient(PLACE, estimate=True, url=maps.url)
+    with pytest.raises(ZeusCarbonIntensityNotFoundError, match=r"of \(42.28, -83.74\)$"):
+        client.get_recent_carbon_intensity()
     nobody = ElectrictyMapsClient(PLACE, url="http://127.0.0.1:9")
     with pytest.raises(ZeusCarbonIntensityHTTPError, match="cannot be reached"):
         nobody.get_recent_carbon_intensity()
@@ -165,7 +170,7 @@ def test_each_hours_energy_counts_with_that_hours_intensity(
     monitor.begin_window("epoch")
     assert monitor.current_keys == {"epoch"}
     node.clock.sleep(40)
-    measured = monitor.end_window("epoch")
+    measured = pickle.loads(pickle.dumps(monitor.end_window("epoch")))
     assert measured.time == pytest.approx(40)
     whole_j = measured.gpu_energy[0]
     expected_g = whole_j * (400 / 4 + 500 * 3 / 4) / KWH  # an idle GPU's power does not change
@@ -207,6 +212,18 @@ def test_offline_one_warning_and_energy_alone(node: VirtualNode) -> None:
     assert measured.gpu_energy[0] > 0
 
 
+def test_cpus_and_memory_have_emissions(node: VirtualNode, maps: RecordedService) -> None:
+    client = ElectrictyMapsClient(PLACE, url=maps.url)
+    monitor = at_noon(CarbonEmissionMonitor(client), node)
+    parts = [Measurement(1.0, {0: KWH}, {1: 2 * KWH}, {1: KWH / 2})] * 2
+    whole = Measurement(2.0, {0: 2 * KWH}, {1: 4 * KWH}, {1: KWH})
+    pieces = [(NOON - timedelta(hours=1), parts[0]), (NOON, parts[1])]
+    found = monitor._fields(whole, pieces)
+    assert found == (2.0, {0: 2 * KWH}, {0: 900.0}, {1: 4 * KWH}, {1: 1800.0}, {1: KWH}, {1: 450.0})
+    lost = monitor._fields(whole, [(NOON, Measurement(1.0, {0: KWH}))])
+    assert math.isnan(lost[4][1])
+
+
 class Flat(CarbonIntensityProvider):
     """A provider of a user's own, which fails."""
 
@@ -226,6 +243,21 @@ def test_a_providers_bug_is_a_warning(node: VirtualNode) -> None:
     node.clock.sleep(1)
     with pytest.warns(UserWarning, match="a bug of the user's"):
         assert math.isnan(monitor.end_window("a").gpu_carbon_emission[0])
+    assert monitor._rate.fetch() == 60, "it is asked again after a minute"
+
+
+def test_this_hours_intensity_is_asked_for_where_the_history_ends_before(
+    monkeypatch: pytest.MonkeyPatch, maps: RecordedService
+) -> None:
+    intensity = carbon.Intensity(ElectrictyMapsClient(PLACE, url=maps.url))
+    assert intensity.at(NOON) is None
+    rate = rates.FetchedRate(intensity, "The carbon intensity")
+    clock = types.SimpleNamespace(time=lambda: 7200 + 3500, monotonic=time.monotonic)
+    monkeypatch.setattr(rates, "time", clock)
+    assert rate.fetch() == 101, "a second after the hour has ended"
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    hours = (NOON - timedelta(hours=2), NOON - timedelta(hours=1), NOON + timedelta(hours=5), later)
+    assert [intensity.at(one) for one in hours] == [None, 400, 500, 491]
 
 
 def test_openei_is_asked_with_the_users_key_and_never_without(
@@ -263,6 +295,12 @@ def test_each_hours_energy_costs_that_hours_price(
     expected = whole_j * (0.10 / 4 + 0.25 * 3 / 4) / KWH
     assert measured.gpu_energy_cost[0] == pytest.approx(expected, rel=0.01)
     assert measured.cpu_energy_cost is None
+    prices = price.Price(client)
+    assert prices.at(NOON) is None
+    prices.fetch()
+    days = [prices.at(NOON + timedelta(days=number)) for number in range(6)]
+    assert days == [0.25, 0.25, 0.25, 0.1, 0.1, 0.25], "from Wednesday on"
+    assert prices.at(NOON - timedelta(days=7)) == 0.1, "another month"
 
 
 class Broken(ElectricityPriceProvider):

@@ -90,6 +90,12 @@ def test_lightning_logs_figures_to_its_loggers(
     logger.save()
     header = Path(logger.log_dir, "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"energy/step_J", "energy/epoch_J", "energy/total_kWh", "energy/co2_g"} <= set(header)
+    trainer, module = pl.Trainer(logger=False), tiny.Module(work)
+    callback.on_train_start(trainer, module)
+    assert callback.summary is None
+    callback.on_exception(trainer, module, KeyboardInterrupt())
+    assert callback.summary is not None
+    assert callback.summary.steps == 0
 
 
 def test_the_code_on_the_page_runs(

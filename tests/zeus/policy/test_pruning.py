@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from zeus.job import Job
-from zeus.policy import GaussianTS, GTSBatchSizeOptimizer, PruningExploreManager
+from zeus.policy import (
+    GaussianTS,
+    GPBatchSizeOptimizer,
+    GTSBatchSizeOptimizer,
+    JITPowerLimitOptimizer,
+    PruningExploreManager,
+    make_policy,
+)
 from zeus.policy import PruningGTSBatchSizeOptimizer as Pruning
 
 JOB = Job("d", "n", "sgd", 0.5, 10, default_bs=64)
@@ -166,6 +173,40 @@ def test_every_arm_is_explored_first() -> None:
         seen.append(arm)
         bandit.fit_arm(arm, np.array([0.0]), reset=False)
     assert sorted(seen) == [1, 1, 2, 2, 3, 3]
+
+
+def test_an_arm_without_an_observation_is_drawn_from_the_prior_with_a_warning() -> None:
+    bandit = GaussianTS([1], 1.0, 5.0, 1e12, num_exploration=0, verbose=False)
+    with pytest.warns(UserWarning, match="arm 1 is drawn without an observation"):
+        assert bandit.predict_expectations() == {1: pytest.approx(5)}
+
+
+def test_what_is_chosen_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    job = "Job(d,n,sgd,0.5,bs64~10)"
+    for policy, words in (
+        (Pruning(), f"[Pruning GaussianTS BSO] {job}, pruning: batch size 64\n"),
+        (
+            GTSBatchSizeOptimizer(True),
+            f"[GaussianTS] exploring 64\n[GaussianTS BSO] {job}, sampling: batch size 64\n",
+        ),
+        (GPBatchSizeOptimizer(), f"[GP BSO] {job}: batch size 64\n"),
+        *((make_policy(name), "") for name in ("gp", "gts", "pruning-gts")),
+    ):
+        policy.register_job(JOB, [64])
+        assert policy.predict(JOB) == 64
+        assert capsys.readouterr().out == words
+    bandit = GaussianTS([64], math.inf)
+    bandit.fit([64], [-5.0], reset=False)
+    assert bandit.predict() == 64
+    assert capsys.readouterr().out == "[GaussianTS] drawn mean rewards: {64: -5.0}\n"
+    limits = JITPowerLimitOptimizer()
+    limits.predict(JOB, 64)
+    limits.observe(JOB, 64, 250, 1.0)
+    limits.predict(JOB, 64)
+    assert capsys.readouterr().out == (
+        f"[JITPSO] {job} @ 64: power limit has to be profiled\n"
+        f"[JITPSO] {job} @ 64: power limit 250 W\n"
+    )
 
 
 def test_without_pruning_all_sizes_stay() -> None:

@@ -35,6 +35,17 @@ class Always(BatchSizeOptimizer):
         self.seen.append((batch_size, cost, converged))
 
 
+class Observes(Always):
+    """Learns more of a run than its cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[Run] = []
+
+    def observe_run(self, job: Job, run: Run) -> None:
+        self.runs.append(run)
+
+
 def test_the_bound_is_of_the_cheapest_recurrence_with_all_its_tries() -> None:
     policy = Always()
     loop = Recurrences(policy, JOB, 2.0)
@@ -79,6 +90,12 @@ def test_a_run_that_never_began_counts_as_a_miss_and_costs_nothing() -> None:
     loop.observe(Run(64, 5.0, True))
     assert policy.seen[1] == (64, 2000, False)
     assert loop.min_cost == 5
+    assert loop.recurrence == 3
+    observer = Observes()
+    loop = Recurrences(observer, JOB, 2.0)
+    loop.observe(Run(64, 10, True))
+    loop.skip(loop.begin())
+    assert observer.runs[1] == Run(64, 2000, False, 0, cost_bound=20, stopped_by_cost=True)
 
 
 def test_the_first_must_converge_and_twenty_misses_end_it() -> None:

@@ -17,6 +17,7 @@ from zeus.optimizer.power_limit.ranks import Ranks
 from zeus.optimizer.power_limit.search import Exhaustive, Search, SettingsSearch
 from zeus.optimizer.power_limit.settings import Setting
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
+from zeus.optimizer.power_limit.stretches import Stretches
 
 LIMITS = [300_000, 250_000, 200_000, 150_000]
 HIGHEST = LIMITS[0]
@@ -309,3 +310,20 @@ def test_the_choice_is_kept_while_training_is_the_same() -> None:
     shell.core.close()
     assert isinstance(shell.core.state, Done)
     assert shell.core.state.chosen
+
+
+def test_warm_ups_leave_half_of_the_longest_stretch_for_measuring() -> None:
+    stretches = Stretches(10, 40, adaptive=True)
+    lengths = [9, 7, 5, 3, 3, 3, 8, 8, 1]
+    for steps, longest in zip(lengths, [10, 10, 4, 4, 4, 1, 1, 1, 1], strict=True):
+        for _ in range(steps):
+            stretches.step()
+        assert stretches.cut(warming_up=True) == ""
+        assert stretches.longest_warmup == longest
+    stretches = Stretches(10, 40, adaptive=True)
+    for measured in (False, False, True, False, False):
+        stretches.step()
+        if measured:
+            stretches.measured()
+        stretches.cut(warming_up=not measured)
+    assert stretches.longest_warmup == 10, "something was measured meanwhile"

@@ -184,7 +184,7 @@ def test_the_search_continues_when_zeusd_is_back(
 
 @pytest.mark.parametrize(
     ("away", "phase"),
-    [(kill, "profiling"), (kill, "evaluation"), (freeze, "after the choice")],
+    [*((kill, phase) for phase in ALL), (freeze, "profiling"), (freeze, "after the choice")],
     ids=lambda one: getattr(one, "__name__", one),
 )
 def test_training_continues_without_zeusd(

@@ -32,6 +32,7 @@ from zeus.optimizer.power_limit import (
     others,
 )
 from zeus.utils.metric import zeus_cost
+from zeus_ipc.errors import LeaseHeld
 from zeusd.devices.simulated import Work
 from zeusd.devices.simulated.physics import ModelLoad
 from zeusd.devices.simulated.workloads import ModelWorkload
@@ -239,6 +240,8 @@ def test_short_epochs_make_progress_with_one_warning(
     assert plo.measurements[0].time == pytest.approx(3.0, rel=0.05)
     short = [one for one in caught if "shorter than" in str(one.message)]
     assert len(short) == (1 if steps < 33 else 0)
+    assert all("of 3 steps" in str(one.message) for one in short)
+    assert all("shorter than the 33 that" in str(one.message) for one in short)
 
 
 def test_the_lowest_limit_is_always_tried(node: VirtualNode) -> None:
@@ -325,17 +328,20 @@ def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
     assert plo.monitor.measurement_states == {}
 
 
-def test_an_unexpected_error_while_a_limit_is_set_ends_only_the_search(
-    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no idea"), LeaseHeld("power_limit of GPU 0 is held by process 7")]
+)
+def test_an_error_while_a_limit_is_set_ends_only_the_search(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     plo = optimizer(node)
     train(plo, work, 5)
 
     def fail(*arguments: object, **options: object) -> None:
-        raise RuntimeError("no idea")
+        raise error
 
     monkeypatch.setattr(node.client, "set_power_limit", fail)
-    with pytest.warns(UserWarning, match="no idea") as told:
+    with pytest.warns(UserWarning, match=f"training continues at.*: .*{error}") as told:
         train(plo, work, 200)
     assert plo.disabled
     assert len(for_users(told)) == 1
@@ -704,9 +710,14 @@ def test_a_set_calls_every_callback_in_order() -> None:
 def test_a_search_publishes_what_each_limit_is_worth(node: VirtualNode, work: Work) -> None:
     plo = optimizer(node, Energy())
     train(plo, work, 300, until_done=True)
-    (lease,) = [one for one in node.client.leases() if one.control == "power_limit"]
-    assert lease.profile.limits_mw == [100_000, 150_000, 200_000, 250_000]
-    progress = lease.profile.progress
+
+    def lease() -> Any:
+        (found,) = [one for one in node.client.leases() if one.control == "power_limit"]
+        return found
+
+    wait_for(lambda: lease().profile is not None, "the profile, which a thread publishes")
+    assert lease().profile.limits_mw == [100_000, 150_000, 200_000, 250_000]
+    progress = lease().profile.progress
     assert progress[-1] == 1.0
     assert progress[0] < 0.8
 
