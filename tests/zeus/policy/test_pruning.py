@@ -221,6 +221,8 @@ def test_without_pruning_all_sizes_stay() -> None:
     assert sorted(chosen[:4]) == [32, 32, 64, 64]
     assert chosen[10:].count(64) >= 28
     assert {policy.predict_beside(JOB, [32]) for _ in range(5)} == {64}
+    policy.exclude(JOB, [64])
+    assert {policy.predict(JOB) for _ in range(5)} == {32}
     replayed = GTSBatchSizeOptimizer(True, num_exploration=2, verbose=False, replay=True)
     replayed.register_job(JOB, [32, 64])
     replayed.observe(JOB, 64, 50.0, True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from tests.late import late
 from zeus.job import Job, LinearScaler, SquareRootScaler
 from zeus.policy import BatchSizeOptimizer, JITPowerLimitOptimizer, Run
-from zeus.policy.recurrence import Recurrences, Used, after_another_epoch
+from zeus.policy.recurrence import (
+    Recurrences,
+    Used,
+    Verdict,
+    after_another_epoch,
+    judge,
+    reaches,
+)
 from zeus.utils.metric import zeus_cost
 
 pd = late("pandas")
@@ -173,6 +181,31 @@ def test_cost_is_energy_or_time_at_full_power() -> None:
 def test_another_epoch_is_as_those_before() -> None:
     assert after_another_epoch(Used(time=3.0, energy=300.0), 3) == (400.0, 4.0)
     assert after_another_epoch(Used(time=3.0, energy=300.0), 0) == (600.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        ({}, Verdict(stop=False)),
+        ({"reached": True, "epochs": 10, "next_cost": 300.0}, Verdict(stop=True, reached=True)),
+        ({"epochs": 10, "next_cost": 300.0}, Verdict(stop=True)),
+        ({"next_cost": 200.0}, Verdict(stop=True, next_cost=200.0)),
+        ({"next_cost": 199.0}, Verdict(stop=False)),
+        ({"next_cost": 300.0, "cost_bound": None}, Verdict(stop=False)),
+    ],
+)
+def test_a_run_ends_at_its_target_its_last_epoch_or_its_bound(
+    given: dict[str, Any], verdict: Verdict
+) -> None:
+    run = {"reached": False, "epochs": 9, "max_epochs": 10, "next_cost": None, "cost_bound": 200.0}
+    found = judge(**{**run, **given})
+    assert found == verdict
+    assert found.by_cost == (verdict.next_cost is not None)
+
+
+def test_a_target_is_reached_from_its_own_side() -> None:
+    assert [reaches(one, 0.5, True) for one in (0.4, 0.5, 0.6, None)] == [False, True, True, False]
+    assert [reaches(one, 0.5, False) for one in (0.4, 0.5, 0.6, None)] == [True, True, False, False]
 
 
 def test_the_cost_of_finding_the_limit_is_not_expected_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -323,6 +324,12 @@ def test_short_instructions_are_distinguished(virtual_node: OpenNode, tmp_path: 
         ({"precision": 0.0}, "precision"),
         ({"p2p_power_w": -1.0}, "p2p_power_w"),
         ({"floor_mhz": -5}, "floor_mhz"),
+        ({"start_after": -1}, "start_after must be at least 0, not -1"),
+        ({"warmup_iterations": -1}, "warmup_iterations must be at least 0"),
+        ({"iterations": 0}, "profiler's iterations must be at least 1"),
+        ({"rises": 0}, "rises must be at least 1"),
+        ({"precision": 1.0}, "a share such as 0.01, not 1.0"),
+        ({"p2p_power_w": math.inf}, "p2p_power_w must be watts, at least 0, not inf"),
     ],
 )
 def test_invalid_settings_are_reported(options: dict[str, float], said: str) -> None:
@@ -337,6 +344,8 @@ def test_the_clocks_that_are_measured() -> None:
     assert ProfilerSettings(floor_mhz=700).chosen(clocks) == [1200, 900]
     assert ProfilerSettings(floor_mhz=2000).chosen(clocks) == [1200]
     assert ProfilerSettings().chosen([]) == []
+    least = {"start_after": 0, "warmup_iterations": 0, "iterations": 1, "most_iterations": 1}
+    assert ProfilerSettings(**least, p2p_power_w=0.0).chosen(clocks) == [1200, 900, 600, 300]
 
 
 def test_blocking_power_of_known_products() -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
 import pytest
 
-from zeus.optimizer.pipeline_frequency.power_fit import OUTSIDE, WAITING, Span, fill, fit, mixtures
+from zeus.optimizer.pipeline_frequency.power_fit import (
+    OUTSIDE,
+    UNLIKE,
+    WAITING,
+    Span,
+    fill,
+    fit,
+    mixtures,
+    set_apart,
+)
 from zeus_common.units import MS
 
 POWERS = {"forward": 300.0, "backward": 420.0, WAITING: 84.0, OUTSIDE: 150.0}
@@ -104,6 +114,15 @@ def test_mixtures_know_what_each_reading_saw() -> None:
     found = mixtures(spans, shown, None)
     assert found[0] == ({"a": pytest.approx(5 / 7), "b": pytest.approx(2 / 7)}, 0.002)
     assert len(found) == 3  # the last one ends after the known range
+
+
+def test_spans_of_twice_their_kinds_length_are_set_apart_and_in_no_mixture() -> None:
+    ends = [0, 10, 20, 30, 50, 71]
+    spans = [Span(*both, "f") for both in itertools.pairwise(ends)]
+    (found,) = set_apart([[*spans, Span(71, 200, "b")]])
+    assert [span.kind for span in found] == ["f", "f", "f", "f", UNLIKE, "b"]
+    shown = [(10, 1), (20, 2), (55, 3), (75, 4), (85, 5)]
+    assert mixtures(found, shown, 10) == [({"f": 1.0}, 0.002), ({"b": 1.0}, 0.005)]
 
 
 def test_a_missed_update_is_no_reading_of_the_whole_time_since() -> None:

@@ -96,6 +96,9 @@ def test_a_common_slowdown_or_no_drift_changes_no_plan() -> None:
     assert run(watch(), 2, range(60), lambda rank, name, n: 1.3) == []
     assert run(watch(), 2, range(60), lambda rank, name, n: 2.5 if rank else 1.0) == []
     assert run(watch(), 2, range(2000), lambda rank, name, n: rnd.gauss(1, 0.008)) == []
+    assert run(watch(), 2, range(60), lambda rank, name, n: 1.025 if rank else 1.0) == []
+    for pace in (1.035, 1.95, 0.55):
+        assert run(watch(), 2, range(60), lambda rank, name, n: pace if rank else 1.0)
     hiccups = watch()
     assert run(hiccups, 2, range(400), lambda rank, name, n: 1 + (n % 9 == 0) * rank) == []
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.zeus.pipeline_frequency.server.running import job_body, profile_body
 from tests.zeus.pipeline_frequency.toys import random_profile
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.common import JobInfo, RankProfile
 from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
@@ -50,6 +52,36 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 async def made(points: int = 5) -> Frontier:
     """A frontier of a small problem."""
     return await planning.frontier_of(planner_of(3).problem, points)
+
+
+ORDER = ["forward", "forward", "backward", "backward"]
+
+
+def profile(rank: int, **more: Any) -> RankProfile:
+    """Of stage `rank` of two."""
+    place = {"rank": rank, "dp_rank": 0, "pp_rank": rank, "tp_rank": 0}
+    return RankProfile.model_validate({**profile_body(place), "instructions": ORDER, **more})
+
+
+def test_a_problem_is_of_the_job_and_of_all_its_profiles() -> None:
+    info = JobInfo(**job_body(1, 2, 4, schedule="gpipe"))
+    found = planning.problem_of(info, [profile(0, p2p_power_w=60.0), profile(1)], 50.0)
+    assert (found.p2p_power_w, found.gpus_per_stage, found.energy_per) == (70.0, 4, "gpu")
+    assert (found.change_time_s, found.max_changes) == (0.0, None)
+    assert {(kind.stage, kind.instruction) for kind in found.profile} == {
+        (stage, name) for stage in (0, 1) for name in ("forward", "backward")
+    }
+    unmeasured = [profile(rank, p2p_power_w=None) for rank in (0, 1)]
+    assert planning.problem_of(info, unmeasured, 50.0).p2p_power_w == 50
+    with pytest.raises(PipelineFrequencyError, match="give num_microbatches with the job, or"):
+        planning.problem_of(info, [profile(rank, instructions=[]) for rank in (0, 1)], 50.0)
+    other = profile(1, instructions=["forward", "backward", "forward", "backward"])
+    words = (
+        r"stage 1 runs 4 instructions in another order than gpipe with 2 microbatches has it \(4; "
+        "they differ from number 1 on"
+    )
+    with pytest.raises(PipelineFrequencyError, match=words):
+        planning.problem_of(info, [profile(0), other], 50.0)
 
 
 def test_a_process_answers_and_ends(started: Started) -> None:

@@ -248,6 +248,15 @@ def test_the_plans_time_is_the_pace_until_an_iteration_has_ended() -> None:
     assert chosen.at_iteration > 1
 
 
+def test_ranks_that_are_silent_for_a_minute_are_not_waited_for() -> None:
+    for silent_s, waits in ((59.0, True), (60.0, False)):
+        job = training_job(1, 2, frontier())
+        for rank in (0, 1):
+            report(job, rank, 50)
+        chosen = job.choose(common.Choice(plan=3), silent_s)
+        assert (chosen.at_iteration > 50, chosen.at_iteration == 0) == (waits, not waits)
+
+
 def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
     """Most reports then show no movement, and one that does says little about the pace."""
     clock = Clock()

@@ -258,6 +258,14 @@ def test_metrics_are_prometheus_text(http: TestClient) -> None:
     assert found["zeus_pfo_planned_iteration_seconds", "1"] == pytest.approx(2.0)
     assert found["zeus_pfo_iteration_seconds", "0"] == pytest.approx(2.0)
     assert found["zeus_pfo_iteration",] == 3
+    assert (found["zeus_pfo_ranks_registered",], found["zeus_pfo_ranks",]) == (4, 4)
+    assert found["zeus_pfo_plans",] == 20
+    assert found["zeus_pfo_planned_iteration_joules", "1"] == frontier().plans[19].energy_j
+    assert found["zeus_pfo_replans_total",] == 0
+    (job,) = [one for one in ok(http.get("/jobs")) if one["job_id"] == training.job_id]
+    heard_s = found["zeus_pfo_heard_timestamp_seconds",]
+    assert job["created_s"] <= heard_s <= job["created_s"] + 600
+    assert 0 <= job["heard_ago_s"] <= 600
     assert found["zeus_pfo_straggler_slowdown_ratio", "0"] == 1
 
 

@@ -73,6 +73,8 @@ def test_times_above_the_known_range_are_not_followed() -> None:
     watch = StragglerWatch([[0], [1]], slowdowns=[1.0, 1.2])
     assert run(watch, 0, [1.0, 1.25], RISEN - 4) == []
     assert run(watch, RISEN - 4, [1.0, 1.2], 40) == []
+    assert run(watch, RISEN + 36, [1.0, 1.23], 60) == []
+    assert run(watch, RISEN + 96, [1.0, 1.24], 60) == [(1.0, pytest.approx(1.24))]
 
 
 def test_the_smallest_observed_delay_is_assumed() -> None:
