@@ -104,6 +104,25 @@ def test_wrong_arguments_of_selectors(make: Callable[[], object], words: str) ->
         make()
 
 
+def test_arguments_of_selectors_that_are_probably_meant_otherwise_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    words = r"\(10\) lets training take 10 times as long; for 10 % more time give 1\.1"
+    with pytest.warns(UserWarning, match=words):
+        MaxSlowdownConstraint(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MaxSlowdownConstraint(2.9)
+    assert ZeusCost(0.5).of(3).costs(ROWS) == ZeusCost(0.5, 3).costs(ROWS)
+    two = ZeusCost(0.5, 2)
+    assert two.of(2) is two
+    assert caplog.messages == []
+    assert two.of(3) is two
+    assert caplog.messages == [
+        "ZeusCost was made for world_size=2, and 3 GPUs train; leave world_size out"
+    ]
+
+
 def test_gpus_of_different_ranges_are_refused(virtual_node: OpenNode) -> None:
     node = virtual_node("v100,a40")
     with pytest.raises(ValueError, match="not uniform"):

@@ -25,6 +25,10 @@ def test_more_is_more_and_less_is_less(time_s: float, energy_j: float, words: st
         f"At 200 W instead of 300 W a step {words}; the search took 90 steps. In force: 200 W."
     )
     assert "-12.9" not in str(report)
+    first, last = str(report).splitlines()[1:3]
+    assert first == "      300     1000.00 ± 10.00     200.000 ± 2.000        40"
+    assert last.startswith(f"      200 {1000 * time_s:11.2f} ± {10 * time_s:5.2f}")
+    assert last.endswith(f"{energy_j:.3f} ± {energy_j / 100:.3f}        40  <- chosen")
 
 
 def test_without_a_choice_the_report_says_why() -> None:

@@ -25,6 +25,7 @@ from zeus.optimizer.power_limit.selectors import (
     ZeusCost,
     best,
 )
+from zeus.optimizer.power_limit.watch import Watch
 
 
 def chosen(searching: Search, selector: OptimumSelector) -> int:
@@ -79,6 +80,34 @@ def test_the_spread_of_steps_is_learned_from_pieces() -> None:
     ]
     assert quiet < 0.02
     assert noisy == pytest.approx(0.1, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("power", "energy_j", "seconds", "words"),
+    [
+        (True, 4000.0, 20.0, None),
+        (True, 4360.0, 21.8, None),
+        (True, 4600.0, 23.0, "a step takes +15 % against what was measured"),
+        (True, 3400.0, 17.0, "a step takes -15 % against what was measured"),
+        (True, 4360.0, 20.0, None),
+        (True, 4600.0, 20.0, "power is +15 % against what was measured"),
+        (False, 4600.0, 20.0, None),
+        (True, 0.0, 40.0, None),
+    ],
+)
+def test_training_has_changed_if_two_checks_in_a_row_show_it(
+    power: bool, energy_j: float, seconds: float, words: str | None
+) -> None:
+    first = Watch(LimitEstimate(200_000, 1.0, 200.0, 0.0, 0.0, 40), power, None)
+    for watch, every in ((first, 200), (Watch(first.chosen, power, first), 400)):
+        assert watch.changed(4000.0, 20.0, 100) is None
+        assert watch.next == 100 + every
+        assert watch.changed(energy_j, seconds, 500) is None
+        if energy_j:
+            assert watch.next == 500 + (every if words is None else 0), "it is repeated at once"
+        assert watch.changed(energy_j, seconds, 520) == words
+        assert watch.changed(4000.0, 20.0, 540) is None
+        assert watch.changed(energy_j, seconds, 560) is None, "once is chance"
 
 
 # ------------------------------------------------------------------------------------- exhaustive
