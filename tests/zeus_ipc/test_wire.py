@@ -293,7 +293,7 @@ def test_a_stream_ends_when_it_is_closed_and_counts_what_was_lost() -> None:
     subscription: Any = SimpleNamespace(receive=receive, close=lambda: closed.append(True))
     with SampleStream(subscription) as stream:
         seen = [(one.number, one.lost) for one in islice(stream, 3)]
-        assert seen == [(1, 0), (4, 2), (2, 0)], "zeusd was restarted, and counts anew"
+        assert seen == [(1, 0), (4, 2), (2, 0)], "zeusd was restarted, and counts from 0"
         assert [asyncio.run(stream.__anext__()).number for _ in range(2)] == [3, 5]
     assert (stream.lost, closed, [*stream], stream.receive(0)) == (3, [True], [], None)
 

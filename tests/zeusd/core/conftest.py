@@ -7,5 +7,5 @@ from tests.zeusd.core.world import World
 
 @pytest.fixture
 def world() -> World:
-    """Two GPUs, and whoever asks may set everything."""
+    """Two GPUs, whose controls anyone may set."""
     return World(limits_mw=(300_000, 300_000))
