@@ -138,7 +138,8 @@ NOW = datetime(2026, 11, 28, tzinfo=timezone.utc)
         (HEAD + "0,a,1,nan\n", ", line 2: energy is 'nan'"),
         (HEAD + "0,a,1,inf\n", ", line 2: energy is 'inf'"),
         (HEAD + "0,a,1,1_0.5\n", ", line 2: energy is '1_0.5'"),
-        ("clock," + HEAD + ",0,a,1,1\n1_0,0,a,1,1\n", ", line 3: clock is '1_0'"),
+        ("clock," + HEAD + ",0,a,1,1\n1_0,0,a,1,1\n",
+         ", line 3: clock is '1_0'; it must be a number from 0 to 1e+30"),
         (lambda: arrow({"stage": [0, 0], "name": ["a", "b"], "begin_ns": [1, 1], "energy": [1, 1],
                 "clock": [None, "1_0"]}), ", row 2: clock is '1_0'"),
         (HEAD + "1_0,a,1,1\n", ", line 2: stage is '1_0'; it must be a whole number at least 0"),
@@ -241,6 +242,25 @@ def test_many_rows_are_read_in_parts_with_their_lines(tmp_path: Path) -> None:
     path.write_bytes(arrow({**many, "stage": stages, "energy": [*map(abs, stages)]}))
     with pytest.raises(TableError, match="row 20002: stage is -1"):
         list(read(path, Row))
+
+
+def test_a_cell_that_may_be_empty_is_none_and_others_are_not() -> None:
+    class Cells(NamedTuple):
+        clock: int | None
+        name: str | None
+        text: str = "usual"
+
+    columns = {
+        "clock": [7, "", "nan", None],
+        "name": ["a", "", "nan", None],
+        "text": ["b", "", "c", None],
+    }
+    assert [row for _, row in read(columns, Cells)] == [
+        (7, "a", "b"),
+        (None, None, "usual"),
+        (None, "nan", "c"),
+        (None, None, "usual"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.support import ended, forked, wait_for
 from zeus_ipc import Client, errors
 from zeus_ipc.heartbeat import HeartbeatThread
+from zeus_ipc.replies import HeartbeatResult
 
 
 class Daemon:
@@ -158,6 +160,39 @@ def test_a_child_of_fork_has_its_own_thread() -> None:
             wait_for(lambda: daemon.beats() > before, "a heartbeat of the child")
 
         assert ended(forked(beats)) == 0
+
+
+def test_five_heartbeats_come_within_a_ttl_and_one_a_second_while_none_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    answers: list[HeartbeatResult | None] = [
+        *(HeartbeatResult(leases=1, ttl_ms=ttl_ms, lost=[]) for ttl_ms in (15_000, 10)),
+        *(None, HeartbeatResult(leases=1, ttl_ms=5000, lost=[])),
+    ]
+
+    class Answers:
+        def beat(self) -> HeartbeatResult:
+            if (answer := answers.pop(0)) is None:
+                raise errors.DaemonUnavailable("away")
+            return answer
+
+    def wait(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return len(pauses) > 6
+
+    asked = Answers()
+    thread = HeartbeatThread(asked.beat, 1.5)
+    now_s = 1001.5
+    monkeypatch.setattr("zeus_ipc.heartbeat.time", SimpleNamespace(monotonic=lambda: now_s))
+    thread._progress_at = 1000.0
+    stop: Any = SimpleNamespace(wait=lambda pause_s: wait(pause_s) or not answers)
+    thread._run(stop)
+    assert pauses == [0.0, 3.0, 0.05, 1.0, 1.0]
+    now_s, answers[:] = 1001.6, [None]
+    pauses.clear()
+    thread._run(stop)
+    assert (pauses, answers) == ([0.0, *[0.5] * 6], [None]), "it stalls"
 
 
 def test_a_daemon_that_is_away_is_asked_again() -> None:

@@ -20,18 +20,18 @@ import pytest
 from pydantic import ValidationError
 
 from tests import seeds
-from zeus_ipc import Client, __version__, errors
+from zeus_ipc import Client, __version__, errors, replies
 from zeus_ipc.codec import decode_request, encode, id_of
 from zeus_ipc.controls import AMD_PROFILES, PROFILES, SPECS, Control
 from zeus_ipc.diagnosis import unreachable
 from zeus_ipc.limited import cause, cause_text
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.parsing import Malformed
-from zeus_ipc.replies import ErrorBody, Sample
+from zeus_ipc.replies import ErrorBody, Sample, UsageSum
 from zeus_ipc.requests import NO_END_NS, NOBODY, Request, SetControl, request_adapter
 from zeus_ipc.sockets import DEFAULT_SOCKET_PATH, socket_path
 from zeus_ipc.stream import SampleStream
-from zeus_ipc.wire import MAX_REQUEST_BYTES, PROTOCOL_VERSION
+from zeus_ipc.wire import MAX_REQUEST_BYTES, PROTOCOL_VERSION, Message
 
 ARGUMENTS: dict[str, dict[str, object]] = {
     "state": {"gpus": ["GPU-1"]},
@@ -92,6 +92,22 @@ def test_what_is_omitted_is_zero_or_none_except_here(op: str) -> None:
     assert omitted.pop("v") == PROTOCOL_VERSION
     assert omitted.pop("op") == op
     assert {name: value for name, value in omitted.items() if value} == DEFAULTS.get(op, {})
+
+
+def test_what_a_reply_omits_is_zero_or_none_except_here() -> None:
+    kinds = [one for one in vars(replies).values() if isinstance(one, type)]
+    omitted = {
+        f"{kind.__name__}.{name}": one.default
+        for kind in kinds
+        if issubclass(kind, Message)
+        for name, one in kind.model_fields.items()
+        if not one.is_required()
+    }
+    assert {name: value for name, value in omitted.items() if value} == {
+        "GpuState.energy_scope": "gpu",
+        "EnergyReading.scope": "gpu",
+        "Held.uid": NOBODY,
+    }
 
 
 class Asked(Exception):
@@ -253,11 +269,13 @@ def test_answers_in_parts_are_joined() -> None:
     assert (joined.energy_uj, joined.uncertainty_uj) == ([5, 6], [1, 1])
     assert joined.limited_ms == {"heat": [0, 0]}
     assert [len(one["windows"]) // 3 for one in asked[2:]] == [256, 1]
-    sums = {"sums": [], "metered_uj": [0], "begins_s": None}
+    names = [name for name, one in UsageSum.model_fields.items() if one.is_required()]
+    one_sum = {**dict.fromkeys(names, 1), "kind": "job", "name": "7", "run": "", "methods": []}
+    sums = {"sums": [one_sum], "metered_uj": [0], "begins_s": None}
     results = [{"result": {**sums, "more": more}} for more in (True, False)]
     with answering(*results, asked=asked) as client:
-        assert client.usage([0, 900]).sums == []
-    assert [one["offset"] for one in asked[4:]] == [0, 0]
+        assert len(client.usage([0, 900]).sums) == 2
+    assert [one["offset"] for one in asked[4:]] == [0, 1]
 
 
 def test_lost_leases_are_pairs_of_gpu_and_control() -> None:

@@ -141,6 +141,17 @@ def test_refusals_are_errors_and_the_connection_continues(
         work.run(0.1)
     with pytest.raises(DaemonUnavailable, match="is zeusd still"):
         SimulatedWork(path + ".none", [nvml.uuid(1)], "model/memory")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(path + ".ends")
+        server.listen()
+        admin = SimulatedNode(path + ".ends")
+        with server.accept()[0] as ending:
+            ending.shutdown(socket.SHUT_WR)
+            with pytest.raises(DaemonUnavailable, match="are gone; zeusd was stopped"):
+                admin.clear_faults()
+            admin.close()
+            assert len(ending.recv(4096)) > 0
+            assert ending.recv(4096) == b""
 
 
 def test_garbage_harms_no_other_client(node: tuple[SimulatedBackend, str]) -> None:

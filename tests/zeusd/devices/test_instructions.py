@@ -214,6 +214,7 @@ def test_a_custom_profile_runs_in_process(tmp_path: Path) -> None:
         (SHORT, "stage=3", "no stage 3"),
         (SHORT, "step=3", "names no stage"),
         (SHORT, "stage=2&blocking_w=x", "names no stage"),
+        (SHORT, "stage=2&blocking=80", "names no stage"),
         ("", "stage=0", "columns stage, instruction, .* are missing"),
         ("a,b\n1,2\n", "stage=0", "columns stage, instruction, .* are missing"),
         (SHORT.replace("0.01,", "-1,"), "stage=2", "time is '-1'; it must be a number above 0"),
