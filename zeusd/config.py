@@ -498,6 +498,10 @@ def _explain(fault: Any) -> str:
     return explain({**fault, "loc": (name,)})
 
 
+def _parts(key: str) -> list[Any]:
+    return [part.strip().strip("\"'") for part in key.split(".")]
+
+
 def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
     """The line of the setting at `loc`; tomllib does not keep positions."""
     wanted: list[Any] = list(loc)
@@ -507,16 +511,16 @@ def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
     best_depth = 0
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line)
-        key = re.match(r"\s*(\"[^\"]*\"|'[^']*'|[\w.-]+)\s*=", line)
+        key = re.match(r"\s*([^#=]+)=", line)
         if header:
-            section = [part.strip().strip("\"'") for part in header.group(2).split(".")]
+            section = _parts(header.group(2))
             if header.group(1) == "[[":
                 name = header.group(2).strip()
                 section.append(counts.get(name, 0))
                 counts[name] = counts.get(name, 0) + 1
             here = section
         elif key:
-            here = section + [part.strip("\"'") for part in key.group(1).split(".")]
+            here = section + _parts(key.group(1))
         else:
             continue
         depth = 0

@@ -77,6 +77,12 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
         ("[[allow]]\npower_limit_w = [nan, nan]\n", 2, "[[allow]] 1: power_limit_w.1: "),
         ("[[allow]]\nusers=['*']\npower_limit_w = [200, 100]\n", 3, "[[allow]] 1: power_limit_w: "),
         ("[[allow]]\ncontrols = ['fan']\n", 2, "[[allow]] 1: controls.1: "),
+        (
+            "[[gpu]]\npower_limit_w = 9\n[[allow]]\npower_limit_w = [0, inf]\n",
+            *(4, "[[allow]] 1: power_limit_w.2: "),
+        ),
+        ('"a=b" = 1\n', 1, "a=b: zeusd has no such setting"),
+        ("# comment\n\ndaemon . 'sokcet' = '/x'\n", 3, "daemon.sokcet: zeusd has no such"),
         ("[access]\nroot = true\n", 2, "access.root"),
         (
             "[[gpu]]\nenforce = true\n",
