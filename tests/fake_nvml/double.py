@@ -103,7 +103,7 @@ class _Node(ctypes.Structure):
     _fields_ = [
         *((name, _I64) for name in ("count", "privilege", "latency_us", "init_code")),
         *((name, _I64) for name in ("fault_count", "fault_epoch", "clock_ns", "read_us")),
-        ("session_code", _I64),
+        *((name, _I64) for name in ("session_code", "samples")),
         ("gpus", _Gpu * 16),
         ("faults", _Fault * 32),
     ]

@@ -77,6 +77,7 @@ typedef struct {
 typedef struct {
     int64_t count, privilege, latency_us, init_code, fault_count, fault_epoch, clock_ns, read_us;
     int64_t session_code; /* of every call about a GPU, until the library is shut down */
+    int64_t samples; /* of GPM that are not freed */
     gpu_t gpus[MAX_GPUS];
     fault_t faults[MAX_FAULTS];
 } node_t;
@@ -839,10 +840,13 @@ int nvmlGpmQueryDeviceSupport(gpu_t *g, unsigned *support) {
 }
 int nvmlGpmSampleAlloc(gpm_sample_t **sample) {
     *sample = calloc(1, sizeof **sample);
-    return *sample ? OK : NO_DRIVER;
+    if (!*sample) return NO_DRIVER;
+    node->samples++;
+    return OK;
 }
 int nvmlGpmSampleFree(gpm_sample_t *sample) {
     free(sample);
+    node->samples--;
     return OK;
 }
 int nvmlGpmMigSampleGet(gpu_t *g, unsigned instance, gpm_sample_t *sample) {

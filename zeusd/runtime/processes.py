@@ -60,7 +60,6 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
     try:
         if pidfd < 0:  # before Linux 6.5
             pidfd = os.pidfd_open(pid)
-        os.set_inheritable(pidfd, False)
         process = ProcessIdentity(pid, process_cookie(pid, pidfd, _unique_inodes()))
         groups = frozenset({gid, *_groups(connection)})
         on_host, command = _is_on_host(pidfd), command_of(pid)

@@ -54,7 +54,6 @@ class SubordinateUids:
             identity = (found.st_ino, found.st_mtime_ns)
             if identity == self._identity:
                 return
-            self._identity, self._ranges = None, []
             text = read_file(self._path, 16 << 20).decode(errors="replace")
             self._identity, self._ranges = identity, parse(text.splitlines())
         except FileNotFoundError:

@@ -530,6 +530,8 @@ def test_more_processes_than_expected_are_all_listed(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"pid_count": 200})
     double.node.gpus[0].pids[:200] = range(1000, 1200)
     assert [one.pid for one in amd.processes(gpu)] == list(range(1000, 1200))
+    double.inject(0, "get_gpu_process_list", 43)
+    assert failure(amd.processes, gpu).outcome is CallOutcome.TRANSIENT, "not an empty list"
 
 
 def test_what_fails_after_a_write_is_no_refusal() -> None:

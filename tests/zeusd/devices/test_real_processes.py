@@ -86,6 +86,10 @@ def test_mig_devices_have_sizes_and_from_hopper_on_a_use(
     (left,) = nvml.mig_instances(gpu, measure=True)
     assert (left.uuid, left.sm_percent) == (both[1].uuid, 90.0 if measured else None)
     assert code_of(nvml.process_utilization, gpu, 0) == Return.NOT_SUPPORTED
+    assert double.node.samples == measured
+    double.inject(0, "nvmlGpmMigSampleGet", Return.UNKNOWN)
+    assert [one.sm_percent for one in nvml.mig_instances(gpu, measure=True)] == [None]
+    assert double.node.samples == 0, "all are freed"
 
 
 def test_a_gpu_that_is_not_split_has_no_mig_devices(open_nvml: Opener) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from tests.support import TIMEOUT_S, wait_for
 from zeus_ipc.controls import Control
 from zeusd.devices.simulated import SimulatedBackend
+from zeusd.runtime import driver
 from zeusd.runtime.devices import UNSUPPORTED_AFTER, DeviceFinder, Found, Inspector
 
 CALLS = ("power_limits", "power_limit_mw", "persistence_mode", "architecture")
@@ -119,3 +121,10 @@ def test_a_driver_that_lists_a_single_clock_bounds_nothing(
     assert low < high
     monkeypatch.setattr(nvml, "supported_gpu_clocks", lambda gpu, mhz: [high])
     assert clocks() == []
+
+
+def test_open_device_files_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "DEVICE_FILES", ("/dev/full",))
+    assert driver.open_device_files() == ()
+    with open("/dev/full") as one, open("/dev/full"):
+        assert driver.open_device_files() == (os.readlink(f"/proc/self/fd/{one.fileno()}"),)

@@ -5,15 +5,19 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from zeusd.core.audit_log import AuditLog
+from zeusd.core.effects import Note
 from zeusd.core.entries import Recorded, Strange
 from zeusd.records import Entry, replay
 from zeusd.runtime import journal as module
 from zeusd.runtime.journal import EntryChange, Journal, JournalError, orphans
+from zeusd.runtime.state_files import AuditFile
 
 BOOT = "boot-1"
 
@@ -543,3 +547,16 @@ def test_a_deletion_on_a_full_disk_waits_for_what_was_changed_before_it(
     assert found == {"first": {}, "ceiling": {}, "debt": {}}
     journal.close()
     assert set(reread(tmp_path)) == {"first", "ceiling", "debt"}, "as if zeusd was killed"
+
+
+def test_the_audit_log_names_the_time_between_its_last_save_and_a_restart(tmp_path: Path) -> None:
+    earlier, later = AuditLog(), AuditLog()
+    earlier.note(5, Note("lease_expired", {"gpu": "GPU-0"}))
+    AuditFile(str(tmp_path), BOOT).save(earlier)
+    os.utime(tmp_path / "audit.json", (0, 0))
+    AuditFile(str(tmp_path), BOOT).load(later, 10**20)
+    first, second = later.dump()
+    assert (first["event"], first["t_ns"]) == ("lease_expired", 5)
+    age_ns = second["last_ns"] - second["t_ns"]
+    assert (second["event"], second["last_ns"]) == ("restarted", 10**20)
+    assert 0 <= time.time_ns() - age_ns < 3600 * 10**9

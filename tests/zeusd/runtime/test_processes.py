@@ -70,6 +70,7 @@ def connected(
             connection, _ = listening.accept()
             with connection:
                 peer, pidfd = identify_peer(7, connection)
+                assert not os.get_inheritable(pidfd)
                 try:
                     yield peer, client
                 finally:
@@ -180,8 +181,8 @@ def test_death_is_reported_once_and_only_while_watched(sleeper: subprocess.Popen
     sleeper.kill()
     reactor.run(lambda: None, lambda: None)
     assert gone == [process]
-    watch.unwatch(process)
-    watch.close()
+    watch.unwatch(process)  # closes the pidfd, the last that needs it
+    assert watch.has_exited(process)
     reactor.close()
 
 

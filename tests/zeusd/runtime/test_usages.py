@@ -19,7 +19,7 @@ from zeusd.ledger import schema
 from zeusd.ledger.usage import Reader, UsageAnswer
 from zeusd.runtime import usages
 from zeusd.runtime.accounting import ENDING, Accounting
-from zeusd.runtime.usages import MAX_WAITING
+from zeusd.runtime.usages import BUSY, MAX_WAITING
 
 FLOODER, HONEST = 1001, 1002
 
@@ -59,14 +59,16 @@ class Ledger:
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
-    accounting = Accounting(str(tmp_path), "boot", lambda: (), lambda _: None)
+    accounting = Accounting(
+        str(tmp_path), "boot", lambda: ("GPU-0", "GPU-1"), lambda _: None, ignored_units=()
+    )
     made = Ledger(accounting)
 
     def usage_of(
         reader: Reader, request: GetUsage, uid: int | None
     ) -> Generator[None, None, UsageAnswer]:
         made.running.add(uid or 0)
-        while uid == FLOODER and not made.end.is_set():
+        while uid != HONEST and not made.end.is_set():
             yield
         made.running.discard(uid or 0)
         return UsageAnswer([], [0])
@@ -86,6 +88,7 @@ def test_neither_writes_nor_other_users_wait_for_a_long_query(ledger: Ledger) ->
         answered, result = ledger.answer()
         assert answered == ticket
         assert isinstance(result, (replies.EmptyResult, replies.Usage))
+    assert ledger.accounting.unheld == ["GPU-1"]
     ledger.end.set()
     assert {ledger.answer()[0] for _ in flood} == flood
 
@@ -107,8 +110,15 @@ def test_a_user_has_a_bounded_number_of_queries(ledger: Ledger) -> None:
     ticket = ledger.ask(FLOODER)
     answered, result = ledger.answer()
     assert answered == ticket
-    assert (result.code, "already wait" in result.message) == (ErrorCode.OVERLOADED, True)
+    assert (result.code, "of this user's" in result.message) == (ErrorCode.OVERLOADED, True)
     assert ledger.ask(HONEST) == ledger.answer()[0]
+
+
+def test_all_users_together_have_a_bounded_number_of_queries(ledger: Ledger) -> None:
+    for number in range(256):
+        ledger.ask(2000 + number // MAX_WAITING)
+    assert ledger.answers.empty()
+    assert (ledger.ask(HONEST), BUSY) == ledger.answer()
 
 
 def test_what_an_ended_connection_asked_is_not_answered(ledger: Ledger) -> None:

@@ -74,6 +74,30 @@ def test_a_write_touches_nothing_if_it_finds_what_it_did_not_expect(worker: Work
     assert worker.nvml.power_limit_mw(worker.gpu) == 120_000
 
 
+@pytest.mark.parametrize(
+    ("doubt", "made"),
+    [(300_000, True), (240_000, False), (90_000, False)],
+)
+def test_what_the_driver_made_of_an_unconfirmed_write_may_be_overwritten(
+    worker: Worker, doubt: int, made: bool
+) -> None:
+    """It moves what is above its range to the upper end, which is what is found."""
+    control, asked = Control.POWER_LIMIT, (150_000,)
+    write = Write(1, "GPU-x", control, asked, RECORD, ((200_000,),), doubts=((doubt,),))
+    assert worker.ask(write) == (Holds(asked) if made else WriteRefused(None, (250_000,)))
+
+
+def test_what_it_holds_is_written_again_while_another_write_may_take_effect(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(worker.nvml, "set_power_limit", lambda _, value: written.append(value))
+    value = (250_000,)
+    write = Write(1, "GPU-x", Control.POWER_LIMIT, value, RECORD, others=True)
+    assert worker.ask(write) == Holds(value, late=(value,))
+    assert written == [*value]
+
+
 def test_locked_clocks_cannot_be_read_and_so_are_not_compared(worker: Worker) -> None:
     write = Write(2, "GPU-x", Control.GPU_CLOCKS, (300, 900), RECORD, ((1, 2),))
     assert worker.ask(write) == Holds((300, 900))

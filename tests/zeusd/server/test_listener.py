@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -79,9 +81,14 @@ def test_what_a_killed_or_failed_start_leaves_does_not_pile_up(
         dead.bind(path + "~")  # killed before it listened
     Listener(path, 0o600, None).close()
     assert os.listdir(tmp_path) == ["s.lock"]
+
+    def chown(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
     with monkeypatch.context() as patched:
-        patched.delattr(os, "chown")
-        with pytest.raises(AttributeError):
+        patched.setattr(os, "chown", chown)
+        words = f"cannot listen at {path} (Operation not permitted); check --socket and"
+        with pytest.raises(ListenError, match=re.escape(words)):
             Listener(path, 0o600, "0")
     assert os.listdir(tmp_path) == ["s.lock"]
     (tmp_path / "s~").write_text("precious")

@@ -421,11 +421,13 @@ def test_connections_of_one_user_and_of_all_are_bounded(tmp_path: Path) -> None:
 def test_a_handshake_that_does_not_end_is_ended(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket(socket.AF_UNIX) as slow, shaken(running.path) as honest:
+    two = (socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX))
+    with two[0], two[1], shaken(running.path) as honest:
         monkeypatch.setattr(server_module, "HANDSHAKE_NS", 50_000_000)
-        slow.connect(running.path)
-        slow.sendall(hello()[:70])
-        wait_for(lambda: has_ended(slow), "the end")
+        for slow in two:
+            slow.connect(running.path)
+            slow.sendall(hello()[:70])
+        wait_for(lambda: all(has_ended(slow) for slow in two), "the end")
         honest.sendall(frame(ask(1)))
         assert msgpack.unpackb(message(honest))["id"] == 1
 
@@ -514,6 +516,7 @@ def test_descriptors_in_a_message_stop_nothing(
         monkeypatch.setattr(descriptors, "refuse", lambda listening: None)
         monkeypatch.setattr(acceptor.descriptors, "may_carry", lambda stream: True)
     descriptors.Closer.prepare()
+    arrived = False
     with serving(tmp_path) as running, shaken(running.path) as honest:
         for with_handshake in (False, True):
             sender, peer = lingering()
@@ -525,6 +528,7 @@ def test_descriptors_in_a_message_stop_nothing(
                     attacker.connect(running.path)
                 try:
                     socket.send_fds(attacker, [hello()[:20]], [sender.fileno()])
+                    arrived = True
                 except PermissionError:  # the kernel refuses: so much the better
                     at_once = struct.pack("ii", 1, 0)
                     sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
@@ -538,6 +542,10 @@ def test_descriptors_in_a_message_stop_nothing(
         wait_for(
             lambda: all(user.connections == 1 for user in running.users()),
             "the attackers' connections to be closed, however long their descriptors linger",
+        )
+        told = {user.reason for user in running.users() if user.faults}
+        assert told == (
+            {"broke a rule of the protocol (descriptors in a message)"} if arrived else set()
         )
 
 
