@@ -103,6 +103,35 @@ def test_a_damaged_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
             records.load(0.0)
 
 
+def test_a_job_that_cannot_be_restored_and_files_that_cannot_be_written_end_nothing(
+    serve: Serve, folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    http = serve({"solution_path": folder})
+    lost, kept = register(http), register(http)
+    half = ok(http.post("/register_job", json=job_body()))
+    (tmp_path / "dump" / half).write_text("in the way")
+    for body in rank_bodies():
+        ok(http.post(f"/register_rank/{half}", json=body))
+    wait_for(lambda: f"files of job {half} cannot be written: " in caplog.text, "it to be told")
+    http.__exit__(None, None, None)
+    with contextlib.closing(sqlite3.connect(tmp_path / "dump/pfo.sqlite")) as database:
+        database.execute("UPDATE records SET body = '{}' WHERE kind = 'job' AND job_id = ?", [lost])
+        database.commit()
+    again = serve({"solution_path": folder})
+    assert {job["job_id"] for job in ok(again.get("/jobs"))} == {kept, half}
+    assert f"job {lost} cannot be restored and is left out: " in caplog.text
+
+
+def test_a_state_that_cannot_be_written_refuses_what_would_be_lost(http: TestClient) -> None:
+    with http.app.manager._records._engine.connect() as database:
+        database.exec_driver_sql("DROP TABLE records")
+        database.commit()
+    sentence = refused(http.post("/register_job", json=job_body()), 503)
+    assert "cannot write its state to" in sentence
+    assert "see to its disk and send this again" in sentence
+    assert ok(http.get("/jobs")) == []
+
+
 def test_a_change_for_a_straggler_is_on_disk_before_it_is_sent_to_any_rank(
     http: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
