@@ -52,6 +52,8 @@ def test_period_and_phase_of_a_sensor_are_found(seed: int, period_ms: float, sil
     assert error_ms < max(1.0, 0.01 * period_ms)
     assert error_ms < 1.5 * found.phase_uncertainty_ms  # three standard deviations
     assert abs(found.period_ms - period_ms) < 1.5 * found.period_uncertainty_ms
+    assert found.period_uncertainty_ms < 0.002 * period_ms
+    assert found.phase_uncertainty_ms < 1 + 0.02 * period_ms
     assert found.jitter_ms == pytest.approx(0.01 * period_ms, abs=0.35 + 0.004 * period_ms)
     due = found.updates + found.silent_updates
     assert found.silent_updates == pytest.approx(silent * due, abs=0.15 * due + 1)
@@ -150,6 +152,11 @@ def test_the_window_that_a_sensor_sees_is_found(
     assert found.window_ms == pytest.approx(window_ms, rel=0.1), f"seed {seed}"
     assert found.low_w == pytest.approx(low_w, abs=3)
     assert found.high_w == pytest.approx(high_w, abs=5)
+    assert found.lag_ms == pytest.approx(0, abs=3)
+    assert 0.5 < found.unexplained_w < 0.05 * high_w
+    assert 100 < found.updates < 480
+    assert abs(found.window_ms - window_ms) < max(2, 2 * found.window_uncertainty_ms)
+    assert found.window_uncertainty_ms < 0.2 * window_ms
     assert found.share(period_ms) == pytest.approx(min(1, window_ms / period_ms), rel=0.1)
 
 
@@ -190,6 +197,9 @@ def test_a_counter_that_restarts_is_counted_and_not_integrated() -> None:
     assert found is not None
     assert found.restarts == 1
     assert found.ratio == pytest.approx(1, abs=0.01)
+    assert found.counter_j == pytest.approx(997 * 0.07)
+    assert (found.span_s, found.integrated_j) == pytest.approx((9.98, 69.86))
+    assert found.ratio_uncertainty == pytest.approx(0.01 / 9.98, rel=0.01)  # a reading at each end
 
 
 @pytest.mark.parametrize("step", [1, 3, 125, 400, 1000])
