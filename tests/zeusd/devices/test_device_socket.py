@@ -113,6 +113,9 @@ def test_it_sleeps_until_work_ends_and_looks_again_as_limits_may_change(
         looks = iter([(0, 40_000_000), (3, 10**9)])
         work.synchronize(queued=1)
         assert slept[4:] == pytest.approx([0.03])
+        looks = iter([(4, 10_000_000), (5, None)])
+        work.run()
+        assert slept[5:] == pytest.approx([0.01])
 
 
 def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:
