@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import itertools
 import os
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,19 +77,24 @@ def use_cpus(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 def test_the_energy_of_cpus_only_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     use_cpus(monkeypatch, "package-0", "package-1")
+    now_s = 1000
+    clock = types.SimpleNamespace(monotonic_ns=lambda: now_s * 10**9)
+    monkeypatch.setattr(cpu_module, "time", clock)
     cpus = get_cpus()
     assert get_cpus() is cpus
     assert rapl_is_available()
     assert len(cpus) == 2
     assert [cpus.supports_get_dram_energy_consumption(index) for index in (0, 1)] == [True, False]
-    first, second = cpus.get_total_energy_consumption(0), cpus.get_total_energy_consumption(0)
-    grown = second - first
-    assert grown.cpu_mj > 0
-    assert second.dram_mj is not None
-    # The two counters are read one after the other, and both keep counting meanwhile.
-    later = cpus.get_total_energy_consumption(0)
-    assert second.cpu_mj / 5 - 0.01 <= second.dram_mj <= later.cpu_mj / 5 + 0.01
-    assert cpus.get_total_energy_consumption(1).dram_mj is None
+    now_s += 3
+    first = cpus.get_total_energy_consumption(0)
+    now_s += 2
+    second = cpus.get_total_energy_consumption(0)
+    assert (first, second - first) == (
+        CpuDramMeasurement(30_000.0, 6_000.0),
+        CpuDramMeasurement(20_000.0, 4_000.0),
+    )
+    assert cpus.get_total_energy_consumption(1) == CpuDramMeasurement(50_000.0)
+    assert first - CpuDramMeasurement(1.0) == CpuDramMeasurement(29_999.0)
     assert CpuDramMeasurement(4.0, 2.0) / 2 == CpuDramMeasurement(2.0, 1.0)
     with pytest.raises(ValueError, match="no CPU 2 whose energy is measured; there are 2"):
         cpus.get_total_energy_consumption(2)
