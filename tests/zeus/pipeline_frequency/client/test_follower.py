@@ -49,6 +49,17 @@ def test_a_program_that_only_ends_steps_is_followed_too() -> None:
     assert told == []
 
 
+def test_iterations_are_not_counted_anew_once_a_program_says_where_steps_begin() -> None:
+    made, told = follower()
+    for _ in range(3):
+        for name, _ in PLAN:
+            made.instruction(name)
+        made.end_step()
+    assert step(made) == CLOCKS
+    assert made.iteration >= 3
+    assert told == []
+
+
 def test_without_a_plan_clocks_are_the_defaults_and_there_is_no_warning() -> None:
     made, told = follower(())
     assert step(made, ("a", "b", "c")) == [FREE] * 3
