@@ -53,6 +53,8 @@ def test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle(world: Wo
     assert world.answer().sums[0].end_s == world.utc_ns() // SECOND_NS
     world.allocate("7")
     assert world.answer().sums[0].end_s == 0, "it goes on"
+    world.gpus["GPU-0"].tick(80, 1, every_ns=2 * HOUR_S * SECOND_NS)
+    assert world.usage(name="7") == world.usage() == {"7": 400 + 2 * 80 * HOUR_S}
 
 
 def test_shards_share_by_weight_and_a_whole_allocation_ends_them(world: World) -> None:
