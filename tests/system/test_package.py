@@ -73,20 +73,33 @@ def next_tree(folder: Path) -> Path:
     return folder
 
 
+def earlier(package: Path, folder: Path) -> Path:
+    """The package of a later tree as one of this version, without a second build."""
+    folder.mkdir()
+    tree = folder / "tree"
+    subprocess.run(["dpkg-deb", "--raw-extract", str(package), str(tree)], check=True)
+    for found, version in (
+        (tree / "DEBIAN/control", NEXT_VERSION.replace("rc", "~rc")),
+        (next(tree.glob("usr/lib/zeusd/lib/*/site-packages/zeus_ipc/_version.py")), NEXT_VERSION),
+    ):
+        text = found.read_text()
+        assert text.count(version) == 1
+        found.write_text(text.replace(version, __version__))
+    pack = ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", str(tree), str(folder)]
+    subprocess.run(pack, check=True, stdout=subprocess.DEVNULL)
+    return next(folder.glob("zeusd_*.deb"))
+
+
 @dataclass
 class Node:
-    """A node, its GPUs, and what is built meanwhile: a later package, lintian's output."""
+    """A node, its GPUs, a package as built, an earlier one, and what lintian says meanwhile."""
 
     machine: Machine
     double: NvmlDouble
     package: Path
-    next: Future[Path]
+    upgrade: Path
     opinion: Future[subprocess.CompletedProcess[str]]
     holders: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def upgrade(self) -> Path:
-        return self.next.result()
 
     def dpkg(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.apt("dpkg", *arguments, check=check)
@@ -155,16 +168,17 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     node = None
     aside = ThreadPoolExecutor(1)
     try:
-        first = aside.submit(build, REPOSITORY, folder / "first", folder / "cache")
+        tree = next_tree(folder / "tree")
+        later = aside.submit(build, tree, folder / "next", folder / "cache")
         machine.start()
-        package = first.result()
-        later = aside.submit(build, next_tree(folder / "tree"), folder / "next", folder / "cache")
-        opinion = aside.submit(lintian, package)
+        upgrade = later.result()
+        opinion = aside.submit(lintian, upgrade)
+        package = earlier(upgrade, folder / "first")
         if Path("/usr/lib/python3/dist-packages/systemd").exists():
             # All that it depends on is there, and apt takes seconds to read of what else there is.
             shutil.rmtree(machine.root / "var/lib/apt/lists")
         double = machine.add_gpus(2)
-        node = Node(machine, double, package, later, opinion)
+        node = Node(machine, double, package, upgrade, opinion)
         yield node
     finally:
         aside.shutdown(cancel_futures=True)
@@ -200,7 +214,7 @@ class TestPackage:
     pytestmark = on_a_node
 
     def test_it_writes_only_to_its_own_paths(self, node: Node, tmp_path: Path) -> None:
-        subprocess.run(["dpkg-deb", "--extract", str(node.package), str(tmp_path)], check=True)
+        subprocess.run(["dpkg-deb", "--extract", str(node.upgrade), str(tmp_path)], check=True)
         files = [path for path in tmp_path.rglob("*") if not path.is_dir()]
         places = re.compile(
             r"etc/zeusd/zeusd\.toml$|usr/bin/zeus|usr/lib/zeusd/|(usr/)?lib/systemd/system/zeusd"
@@ -210,7 +224,8 @@ class TestPackage:
         names = [str(path.relative_to(tmp_path)) for path in files]
         assert [name for name in names if not places.match(name)] == []
         assert not [name for name in names if name.endswith((".pyc", "direct_url.json", "RECORD"))]
-        made_in = re.compile(rb"zeusd-deb\.\w{6}|" + re.escape(str(REPOSITORY).encode()) + b"/")
+        built_in = str(node.upgrade.parents[1]).encode()
+        made_in = re.compile(rb"zeusd-deb\.\w{6}|" + re.escape(built_in) + b"/")
         for path in files:
             if not path.is_symlink():
                 assert not made_in.search(path.read_bytes()), f"{path}: a path of the build"
@@ -363,16 +378,12 @@ class TestPackage:
     # ---------------------------------------------------------------- what was made in the meantime
 
     def test_it_is_named_after_the_one_version(self, node: Node) -> None:
-        for package, version in (
-            (node.package, __version__),
-            (node.upgrade, NEXT_VERSION.replace("rc", "~rc")),
-        ):
-            shown = subprocess.run(
-                ["dpkg-deb", "--show", str(package)], capture_output=True, text=True, check=True
-            ).stdout
-            name, found = shown.split()
-            assert (name, found.partition("+")[0]) == ("zeusd", version)
-            assert package.name.startswith(f"zeusd_{found}_")
+        shown = subprocess.run(
+            ["dpkg-deb", "--show", str(node.upgrade)], capture_output=True, text=True, check=True
+        ).stdout
+        name, found = shown.split()
+        assert (name, found.partition("+")[0]) == ("zeusd", NEXT_VERSION.replace("rc", "~rc"))
+        assert node.upgrade.name.startswith(f"zeusd_{found}_")
 
     def test_lintian_finds_nothing(self, node: Node) -> None:
         done = node.opinion.result()
