@@ -45,7 +45,7 @@ class Driven(Configured):
     """
 
     optimizer: GlobalPowerLimitOptimizer
-    _needs = ("", "", True)
+    _needs: tuple[str, str, bool]
     """The trainer's package, our extra that installs it, and whether it is installed."""
 
     @same_arguments(GlobalPowerLimitOptimizer.__init__)
