@@ -426,7 +426,8 @@ def test_a_handshake_that_does_not_end_is_ended(
         monkeypatch.setattr(server_module, "HANDSHAKE_NS", 50_000_000)
         for slow in two:
             slow.connect(running.path)
-            slow.sendall(hello()[:70])
+            with contextlib.suppress(OSError):  # ended already, where this process was slow
+                slow.sendall(hello()[:70])
         wait_for(lambda: all(has_ended(slow) for slow in two), "the end")
         honest.sendall(frame(ask(1)))
         assert msgpack.unpackb(message(honest))["id"] == 1
