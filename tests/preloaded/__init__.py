@@ -93,7 +93,7 @@ class Preloaded:
 
         Args:
             arguments: See `run`.
-            options: Those of `subprocess.Popen` for the pipes, user, folder and environment.
+            options: Those of `subprocess.Popen` for the pipes, folder and environment.
         """
         command = [self._socket, self.python, *arguments]
         return Program(command, **{"stdin": subprocess.DEVNULL, **options})
@@ -158,12 +158,11 @@ class Program(subprocess.Popen[Any]):
     def _execute_child(self, command: list[str], *given: Any) -> None:
         """Starts it; all else of a process that forks one is the same."""
         path, python, *arguments = command
-        cwd, env, pipes, user = given[4], given[5], given[9:15], given[16:19]
+        cwd, env, pipes = given[4], given[5], given[9:15]
         ends = {0: pipes[0], 1: pipes[3], 2: pipes[5]}
         self._server = ask(
             *(path, python, arguments, str(cwd or os.getcwd()), os.environ if env is None else env),
             {number: number if end == -1 else end for number, end in ends.items()},
-            dict(zip(("gid", "groups", "uid"), user, strict=True)),
         )
         self.pid = integer(self._server)
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]  # typeshed lacks it

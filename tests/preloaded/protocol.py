@@ -47,7 +47,6 @@ def ask(
     cwd: str,
     env: Mapping[str, str],
     files: Mapping[int, int],
-    user: Mapping[str, Any],
 ) -> socket.socket:
     """Makes the server at a socket start a program.
 
@@ -58,9 +57,8 @@ def ask(
         cwd: Where it runs.
         env: Its whole environment.
         files: The descriptors that it gets, and what each is here.
-        user: Its `uid`, `gid` and `groups`; of those that are None it has the server's.
     """
-    request = {"python": python, "arguments": [*arguments], "cwd": cwd, "env": {**env}, **user}
+    request = {"python": python, "arguments": [*arguments], "cwd": cwd, "env": {**env}}
     data = json.dumps({**request, "files": [*files]}).encode()
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -29,8 +28,6 @@ from tests.preloaded.protocol import INTEGER, move, request  # noqa: E402 - foun
 
 for _name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
     del sys.modules[_name]  # a program may have other tests: those of a copy
-
-PR_SET_DUMPABLE = 4
 
 Asked = tuple[dict[str, Any], list[int]]
 """A request, and the open files that came with it."""
@@ -155,7 +152,6 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     """Sets up this process as a new one. Returns its arguments."""
     os.setpgid(0, 0)
     move(dict(zip(asked["files"], files, strict=True)))
-    switch(asked.get("uid"), asked.get("gid"), asked.get("groups"))
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
@@ -169,17 +165,6 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
         multiprocessing.process.ORIGINAL_DIR = asked["cwd"]
     arguments: list[str] = asked["arguments"]
     return arguments
-
-
-def switch(user: int | None, group: int | None, groups: list[int] | None) -> None:
-    """Makes this a user's process, who owns its files in `/proc` as if it had been executed."""
-    if groups is not None:
-        os.setgroups(groups)
-    if group is not None:
-        os.setgid(group)
-    if user is not None:
-        os.setuid(user)
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def run(arguments: list[str]) -> None:

@@ -22,7 +22,7 @@ def stand_in(path: str, python: str, arguments: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, *arguments])
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     files = {number: number for number in inherited()}
-    with ask(path, python, plain, os.getcwd(), os.environ, files, {}) as server:
+    with ask(path, python, plain, os.getcwd(), os.environ, files) as server:
         integer(server)
         os.closerange(3, server.fileno())
         os.closerange(server.fileno() + 1, max(files) + 1)

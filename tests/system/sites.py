@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from typing import Any
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.preloaded import Program
 from tests.support import (
     ALL_MAY,
     RunningDaemon,
@@ -59,7 +59,7 @@ class Site:
     def restored(self) -> bool:
         return self.limits() == [LIMIT] * self.gpus
 
-    def holder(self, source: str = HOLDER, **options: Any) -> Program:
+    def holder(self, source: str = HOLDER, **options: Any) -> subprocess.Popen[str]:
         """A process of an ordinary user that holds the power limit of every GPU at 150 W."""
         holder = script(source, self.daemon.socket, **{**as_nobody(), **options})
         assert holder.stdout.readline() == "holding\n"
@@ -81,7 +81,7 @@ for line in sys.stdin:
 """
 
 
-def tell(holder: Program, line: str) -> str:
+def tell(holder: subprocess.Popen[str], line: str) -> str:
     holder.stdin.write(line + "\n")
     holder.stdin.flush()
     return holder.stdout.readline().strip()

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.preloaded import Program
 from tests.support import (
     ALL_MAY,
     NOBODY,
@@ -94,7 +93,9 @@ def node() -> Iterator[tuple[RunningDaemon, NvmlDouble, Path]]:
             yield daemon, double, directory
 
 
-def job(daemon: RunningDaemon, directory: Path, source: str = JOB, gpus: str = "0") -> Program:
+def job(
+    daemon: RunningDaemon, directory: Path, source: str = JOB, gpus: str = "0"
+) -> subprocess.Popen[str]:
     """The training job, as an ordinary user if this test may become one."""
     writable = directory / "job"
     writable.mkdir(exist_ok=True)

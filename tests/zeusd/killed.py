@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.preloaded import Program
 from tests.support import TIMEOUT_S, RunningDaemon, ending, script
 
 INSTALL = Path(__file__).resolve().parents[2] / "packaging" / "helper"
@@ -22,7 +21,7 @@ def installed(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def holding(source: str, daemon: RunningDaemon) -> Iterator[Program]:
+def holding(source: str, daemon: RunningDaemon) -> Iterator[subprocess.Popen[str]]:
     """A program that holds something of a zeusd; it is killed at the end of the block."""
     with ending(script(source, daemon.socket)) as holder:
         assert holder.stdout.readline() == "holding\n"

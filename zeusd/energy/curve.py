@@ -544,7 +544,7 @@ class EnergyCurve:
         whole = (n for n in within if h.t_ns[n] - self._seen_ns(h, n) >= begin_ns)
         if not paused or paused.issuperset(whole):
             return h
-        # A pause that goes back to the oldest tick, or beyond it, leaves none of the work before.
+        # Nothing is left of the work before a pause that begins no later than the oldest tick.
         oldest = next(n for n in range(1, len(h.t_ns)) if n not in paused) if 1 in paused else 0
         rows = [(h.t_ns[0], h.energy_uj[0], h.level_mw[oldest], h.power_mw[0])]
         for number in range(1, len(h.t_ns)):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.preloaded import Program
 from tests.support import (
     TIMEOUT_S,
     RunningDaemon,
@@ -351,7 +350,7 @@ if how == "fork":
 
 
 @contextlib.contextmanager
-def training(daemon: RunningDaemon) -> Iterator[Program]:
+def training(daemon: RunningDaemon) -> Iterator[subprocess.Popen[str]]:
     """A process of an ordinary user that has asked for 900 MHz."""
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     with script(HOLD, env=env, stderr=subprocess.DEVNULL, **as_nobody()) as process:
