@@ -39,6 +39,8 @@ def rows_of(run_dir: str) -> list[Row]:
                 at += left
                 continue
             length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+            if at + 7 + length > len(data):
+                break  # it is being written
             whole += data[at + 7 : at + 7 + length]
             at += 7 + length
             if kind not in (1, 4):  # whole, or the last part
