@@ -3,9 +3,10 @@
     python benchmarks/mutants.py zeusd/core [--count 20] [--seed N] [--tests tests/system ...]
 
 The tests of the room, and those of `--tests`, run once under coverage.py (`pip install coverage`).
-Each mutant then has a copy of the repository, in which the tests run that executed its line, the
-quickest first; then, as coverage misses child processes, the files that name its module. Mutants
-that change nothing are in `benchmarks/mutants.txt`, with the reason, and are not counted.
+Each mutant then has a copy of the repository, in which the tests run that executed its line, also
+in child processes, the quickest first; then, as coverage misses those that are killed, those of
+files that name its module. Mutants that change nothing are in `benchmarks/mutants.txt`, with the
+reason, and are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ import coverage, pytest
 def pytest_runtest_protocol(item):
     coverage.Coverage.current().switch_context(item.nodeid)
     return (yield)
+"""
+
+
+CONFIGURATION = """
+[run]
+include = {include}
+data_file = {root}/.coverage
+parallel = true
+patch = subprocess
+context = ${{PYTEST_CURRENT_TEST-}}
 """
 
 
@@ -192,6 +203,7 @@ def copied(root: Path) -> None:
         if (REPOSITORY / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, root / name)
+    root.chmod(0o777)  # tests start processes as other users
     (root / ".plugins").mkdir()
     (root / ".plugins/mutant_times.py").write_text(TIMES)
     (root / ".plugins/mutant_contexts.py").write_text(CONTEXTS)
@@ -202,27 +214,35 @@ class Coverage:
 
     def __init__(self, root: Path, paths: list[str]) -> None:
         plugins = ("-p", "mutant_times", "-p", "mutant_contexts", "-s")
-        source = "--include=" + ",".join(f"{package}/*" for package in PACKAGES)
-        code, output = run(
-            root, "-m", "coverage", "run", source, *PYTEST, *plugins, *paths, limit_s=1800
-        )
+        include = ",".join(f"{root}/{package}/*" for package in PACKAGES)
+        settings = CONFIGURATION.format(include=include, root=root)
+        (root / ".coveragerc").write_text(settings)
+        code, output = run(root, "-m", "coverage", "run", *PYTEST, *plugins, *paths, limit_s=1800)
         self.seconds = {
             name: float(seconds)
             for name, seconds in re.findall(rf"^@({NODEID})\|([\d.e-]+)$", output, re.MULTILINE)
         }
         if not self.seconds:
             sys.exit(f"no test passed (exit {code}):\n{output[-3000:]}")
+        run(root, "-m", "coverage", "combine", "-q", limit_s=300)
         run(root, "-m", "coverage", "json", "--show-contexts", "-q", "-o", "c.json", limit_s=300)
         self._files = json.loads((root / "c.json").read_text())["files"]
         print(f"{len(self.seconds)} tests passed", flush=True)
 
     def tests(self, mutant: Mutant, patience_s: float) -> list[str]:
         """Those that executed its line, the quickest first, as many as fit."""
-        contexts = self._files.get(mutant.path, {}).get("contexts", {}).get(str(mutant.line), [])
-        names = {*contexts} & {*self.seconds}
-        if "" in contexts and not names:  # while it was imported: all that run the file
-            lines = self._files[mutant.path]["contexts"].values()
-            names = {name for line in lines for name in line if name in self.seconds}
+        lines = self._files.get(mutant.path, {}).get("contexts", {})
+        names = self._names(lines.get(str(mutant.line), []))
+        if not names and mutant.line in map(int, lines):  # while it was imported
+            names = self._names(name for line in lines.values() for name in line)
+        return self.quickest(names, patience_s)
+
+    def _names(self, contexts: Iterable[str]) -> set[str]:
+        """Tests that passed; a child process's context ends with the test's phase."""
+        return {re.sub(r" \(\w+\)$", "", one) for one in contexts} & {*self.seconds}
+
+    def quickest(self, names: Iterable[str], patience_s: float) -> list[str]:
+        """The quickest tests first, as many as fit."""
         chosen, left_s = [], patience_s
         for name in sorted(names, key=lambda name: (self.seconds[name], name)):
             left_s -= self.seconds[name]
@@ -232,12 +252,13 @@ class Coverage:
 
 
 def nearest(root: Path, mutant: Mutant, passed: set[str]) -> list[str]:
-    """Test files that name a mutant's module, of those that passed."""
+    """Tests that passed, of files that name a mutant's module."""
     module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
     named = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
-    files = sorted({name.partition("::")[0] for name in passed})
-    return [path for path in files if named.search((root / path).read_text(encoding="utf-8"))]
+    paths = {name.partition("::")[0] for name in passed}
+    near = {path for path in paths if named.search((root / path).read_text(encoding="utf-8"))}
+    return [name for name in passed if name.partition("::")[0] in near]
 
 
 def noticed_by(root: Path, mutant: Mutant, coverage: Coverage, patience_s: float) -> str | None:
@@ -246,15 +267,14 @@ def noticed_by(root: Path, mutant: Mutant, coverage: Coverage, patience_s: float
     original = path.read_text(encoding="utf-8")
     path.write_text(mutant.text, encoding="utf-8")
     try:
-        for tests in (
-            coverage.tests(mutant, patience_s),
-            nearest(root, mutant, {*coverage.seconds}),
-        ):
+        executed = coverage.tests(mutant, patience_s)
+        near = {*nearest(root, mutant, {*coverage.seconds})} - {*executed}
+        for tests in (executed, coverage.quickest(near, patience_s)):
             if not tests:
                 continue
             code, output = run(root, *PYTEST, "-x", "--tb=no", *tests, limit_s=3 * patience_s)
             failed = re.search(rf"^(?:FAILED|ERROR) ({NODEID})", output, re.MULTILINE)
-            if code is None and tests[0].count("::"):
+            if code is None:
                 return "one that does not end"
             if code not in (0, 5, None):
                 return failed[1].partition(" - ")[0] if failed else f"pytest's exit {code}"
