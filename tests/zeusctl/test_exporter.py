@@ -28,6 +28,7 @@ from tests.support import TIMEOUT_S, RunningDaemon, ending, free_port, running_d
 from tests.zeusctl.conftest import READINGS
 from zeus_common.simulation import SimulatedNode
 from zeus_ipc.errors import DeadlineExceeded, OutOfRange
+from zeus_ipc.replies import LeaseInfo, Metrics, SourceState, UserLoad
 from zeusctl.exporter import collector
 from zeusctl.exporter.collector import ZeusdCollector
 
@@ -244,10 +245,6 @@ def test_zeusds_counters_are_exported(daemon: RunningDaemon, node: SimulatedNode
         labels = {"gpu": "2", "clock": "gpu"}
         assert one(text, "zeusd_gpu_locked_clock_hertz", end="lowest", **labels) == 600e6
         assert one(text, "zeusd_gpu_locked_clock_hertz", end="highest", **labels) == 900e6
-        age_s = one(text, "zeusd_lease_heartbeat_age_seconds", gpu="2")
-        assert 0 <= age_s < 15
-        held = one(text, "zeusd_lease_held", gpu="2", control="gpu_clocks")
-        assert held == 1
     after = scrape(url)
     ended = {"reason": "goodbye", "result": "restored"}
     was = sum(v for found, v in values(before).get("zeusd_restores_total", []) if found == ended)
@@ -329,6 +326,81 @@ def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: Runni
         assert hardware[uuid]["hw_type"] == "gpu"
         client.deallocate("71")
         client.deallocate("ml/train", kind="pod")
+
+
+def test_every_figure_has_its_unit_and_its_labels(daemon: RunningDaemon) -> None:
+    """Of a node with each kind of device, a failed restore and a user who asks too much."""
+    with daemon.client() as client:
+        node, metrics = client.node(), client.metrics()
+        first, second = (gpu.uuid for gpu in node.gpus[:2])
+        client.acquire(first, ["power_limit"])
+        (lease,) = client.leases()
+
+        def source(name: str, **update: Any) -> SourceState:
+            return SourceState(source=name, energy_uj=5_250_000, power_mw=464_000, **update)
+
+        asked_ns = time.monotonic_ns()
+        times = {"t_ns": metrics.t_ns - 1_500_000_000, "tick_ns": 20_000_000}
+        names = ("cpu:0", "dram:0", "module:1")
+        sources = [source(name, **times) for name in names]
+        sources.append(source(first, **times, limited_ns={"power": 2_500_000_000}))
+        loaded = {"connections": 1, "limited_ns": 3_500_000_000, "limited": True}
+        users = [UserLoad(uid=0, refused=2, faults=3, **loaded)]
+        beat = {"ttl_ms": 15_000, "expires_ns": asked_ns + 9_000_000_000}
+        waits = {"restoring": True, "trouble": "no", "pending_ns": asked_ns - 7_000_000_000}
+        leases = [lease.model_copy(update=beat)]
+        leases.append(lease.model_copy(update={"gpu": second, **waits}))
+
+        class Replies:
+            def metrics(self) -> Metrics:
+                return metrics.model_copy(update={"sources": sources, "users": users})
+
+            def leases(self) -> list[LeaseInfo]:
+                return leases
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(client, name)
+
+        replies: Any = Replies()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(ZeusdCollector(replies, otel=True))
+        text = generate_latest(registry).decode()
+        client.release(first)
+    found = {
+        (
+            name.removeprefix("zeusd_"),
+            *(v for key, v in sorted(labels.items()) if key != "uuid"),
+        ): value
+        for name, samples in values(text).items()
+        for labels, value in samples
+    }
+    expected = {
+        ("gpu_energy_joules_total", "0"): 5.25,
+        ("gpu_limited_seconds_total", "0", "power"): 2.5,
+        ("module_energy_joules_total", "1"): 5.25,
+        ("module_power_watts", "1"): 464,
+        ("cpu_energy_joules_total", "0", "package"): 5.25,
+        ("cpu_energy_joules_total", "0", "memory"): 5.25,
+        ("hw_energy_joules_total", first, "gpu"): 5.25,
+        ("hw_energy_joules_total", "cpu:0", "cpu"): 5.25,
+        **{("sample_lag_seconds", name): 1.5 for name in (*names, "gpu:0")},
+        **{("sample_period_seconds", name): 0.02 for name in (*names, "gpu:0")},
+        ("user_rate_limited_seconds_total", "root"): 3.5,
+        ("user_connections_refused_total", "root"): 2,
+        ("user_protocol_errors_total", "root"): 3,
+        ("lease_held", "power_limit", "0"): 1,
+        ("lease_held", "power_limit", "1"): 0,
+        ("restore_pending", "power_limit", "0"): 0,
+        ("restore_pending", "power_limit", "1"): 1,
+        ("gpus",): 4,
+        ("gpu_info", "0", node.gpus[0].name, node.gpus[0].pci_address): 1,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert {key for key in found if key[0] in ("hw_energy_joules_total", "sample_lag_seconds")} <= {
+        *expected
+    }
+    assert 6 <= found["lease_heartbeat_age_seconds", "power_limit", "0"] < 60
+    assert 7 <= found["restore_pending_seconds", "power_limit", "1"] < 60
 
 
 def test_a_gpu_that_is_lost_is_exported_as_unreadable(node: SimulatedNode, url: str) -> None:

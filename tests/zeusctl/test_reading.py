@@ -771,11 +771,5 @@ def test_a_superchip_is_shown_once_and_its_gpus_are_part_of_it(
     assert [one["gpu_power_w"] for one in modules] == pytest.approx([332] * 2, abs=6)
     assert [gpu["module"] for gpu in report["gpus"]] == [0, 0, 1, 1, None]
     assert report["gpus"][0]["memory_power_w"] == pytest.approx(31.5, abs=2)
-    exported = {
-        one.labels["module"]: one.value for one in families["zeusd_module_power_watts"].samples
-    }
-    assert exported == {"0": pytest.approx(464, abs=6), "1": pytest.approx(464, abs=6)}
     scopes = families["zeusd_gpu_energy_scope"].samples
     assert [one.labels["gpu"] for one in scopes] == ["0", "1", "2", "3", "4"]
-    packages = families["zeusd_cpu_energy_joules"].samples
-    assert packages == []
