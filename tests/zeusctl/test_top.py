@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.support import TIMEOUT_S, RunningDaemon, running_daemon, wait_for
-from zeus_common.simulation import SimulatedWork
+from tests.zeusctl.conftest import READINGS
+from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeusctl.session import Session
 from zeusctl.text import bar, resample, sparkline
 from zeusctl.top.app import LiveTable, TopApp
@@ -32,6 +35,7 @@ def node() -> Iterator[RunningDaemon]:
             work.launch(1e9)
             client.set_power_limit(gpus[1].uuid, 200_000)
             client.set_gpu_clocks(gpus[7].uuid, 600, 900)
+            client.set_ceiling(gpus[7].uuid, "fleet", 300_000)
 
             def works() -> bool:
                 state = client.state(gpus[1].uuid)[gpus[1].uuid]
@@ -99,6 +103,9 @@ def test_columns_fit_any_width() -> None:
 
 def test_wide_terminals_show_all_columns() -> None:
     assert [column for column, _ in fitting(200)] == list(COLUMNS)
+    headings = " ".join(column.heading for column in COLUMNS)
+    assert "POWER WITHIN LIMIT" in headings
+    assert "ENERGY POWER, 2 MIN HELD BY" in headings
 
 
 def test_lines_and_bars() -> None:
@@ -112,9 +119,16 @@ def test_lines_and_bars() -> None:
 def test_orders_and_patterns(source: NodeSource) -> None:
     view = View(source.report)
     assert [gpu.index for gpu in view.gpus()] == list(range(GPUS))
-    view.sort = "power"
-    assert view.gpus()[0].index == 1
-    view.inverted = True
+    assert [process.gpu for process in view.processes()] == [1]
+    first = {}
+    for view.sort in SORTS:
+        first[view.sort] = view.gpus()[0].index
+    most = {
+        "temp": max(view.gpus(), key=lambda gpu: (gpu.temperature_c, -gpu.index)).index,
+        "energy": max(view.gpus(), key=lambda gpu: gpu.energy_j).index,
+    }
+    assert first == {**dict.fromkeys(SORTS, 1), **most, "gpu": 0}, "most often, the one that works"
+    view.sort, view.inverted = "power", True
     assert view.gpus()[-1].index == 1
     view.sort, view.inverted = "holder", False
     assert {gpu.index for gpu in view.gpus()[:2]} == {1, 7}
@@ -183,12 +197,16 @@ def test_sorting_filtering_and_what_is_chosen(source: NodeSource) -> None:
         await until(pilot, lambda: isinstance(app.screen, GpuScreen))
         await until(pilot, lambda: "600-900 MHz" in said(app, "page"))
         await until(pilot, lambda: "The last hour" in said(app, "page"))
+        assert "AT MOST" in said(app, "page"), "its ceiling"
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(app.screen, GpuScreen))
         await pilot.press("escape")
         await until(pilot, lambda: shown(app, "gpus") == [str(index) for index in range(GPUS)])
         await pilot.press("h")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        frame = app.screen.query_one(".overlay")
+        titles = (frame.border_title, frame.border_subtitle)
+        assert titles == ("zeusctl top", "up, down scroll; Esc closes")
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(app.screen, HelpScreen))
         await pilot.press("q")
@@ -210,10 +228,15 @@ def test_processes_have_their_leases_and_tab_leads_to_them(source: NodeSource) -
         table = app.query_one("#processes", LiveTable)
         await until(pilot, lambda: shown(app, "processes") == ["1"])
         assert "power_limit 200 W" in " ".join(map(str, table.get_row_at(0)))
+        head = rf" \d\d:\d\d:\d\d  [1-9]\d* W  {GPUS} GPUs, 2 leases, simulated, zeusd .*"
+        assert re.fullmatch(head, said(app, "head"))
+        await until(pilot, lambda: len(source.power) == GPUS)
         await pilot.press("tab", "tab")
         await until(pilot, lambda: app.focused is table)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, GpuScreen))
+        await until(pilot, lambda: "The last hour" in said(app, "page"))
+        assert "AT MOST" not in said(app, "page"), "another GPU's ceiling"
 
     run(source, (140, 40), script)
 
@@ -224,6 +247,25 @@ def test_a_zeusd_that_stops_shows_and_the_last_figures_stay() -> None:
         source = NodeSource(session, "all")
 
         async def script(app: TopApp, pilot: Pilot[int]) -> None:
+            def after_a_look(part: str, name: str) -> bool:
+                app.action_look()
+                return part in said(app, name)
+
+            with daemon.client() as client:
+                gpu = client.node().gpus[0].uuid
+                simulated = SimulatedNode(client.node().simulated or "")
+                client.set_power_limit(gpu, 200_000)
+                simulated.inject(0, "set_power_limit", 999)
+            await until(pilot, lambda: after_a_look("  1 control not restored yet", "head"))
+            for call in READINGS:
+                simulated.inject(0, call, 15)
+            await until(pilot, lambda: after_a_look("no new samples of GPU 0", "trouble"))
+            simulated.clear_faults()
+            await until(pilot, lambda: after_a_look("", "head") and not said(app, "trouble"))
+            daemon.process.send_signal(signal.SIGSTOP)
+            app.action_look()
+            await until(pilot, lambda: "zeusd has not answered for" in said(app, "trouble"))
+            daemon.process.send_signal(signal.SIGCONT)
             daemon.stop()
             await until(pilot, lambda: "zeusd has stopped" in said(app, "trouble"))
             assert shown(app, "gpus") == ["0"]
