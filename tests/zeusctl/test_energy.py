@@ -324,7 +324,8 @@ def test_sums_are_the_same_in_every_form(ctl: Ctl, tmp_path: Path) -> None:
     for form in ("csv", "json", "parquet"):
         path = tmp_path / f"sums.{form}"
         said = ctl(*base, "--format", form, "-o", str(path))
-        assert said.code == 0, said.err
+        assert (said.code, said.out) == (0, ""), said.err
+        assert re.fullmatch(rf"wrote \d+ rows? to {re.escape(str(path))}\n", said.err)
     rows["csv"] = list(csv.DictReader((tmp_path / "sums.csv").read_text().splitlines()))
     rows["json"] = json.loads((tmp_path / "sums.json").read_text())["sums"]
     rows["parquet"] = parquet.read_table(tmp_path / "sums.parquet").to_pylist()
@@ -367,6 +368,7 @@ def test_a_page_is_written_from_the_node_and_from_files(ctl: Ctl, tmp_path: Path
     for source in ((), ("--from", str(export))):
         said = ctl("energy", "--since", "2d", "--html", str(page), *source)
         assert said.code == 0, said.err
+        assert said.out.endswith(f" to {page}\n")
         assert "(idle)" in page.read_text()
         assert "</svg>" in page.read_text()
         page.unlink()
