@@ -44,19 +44,19 @@ class Check:
     """What to do; empty if ok."""
 
 
-def ok(name: str, found: str) -> Check:
+def ok(name: str, finding: str) -> Check:
     """A check that found nothing wrong."""
-    return Check(name=name, state="ok", found=found, remedy="")
+    return Check(name=name, state="ok", found=finding, remedy="")
 
 
-def note(name: str, found: str, remedy: str = "") -> Check:
+def note(name: str, finding: str, remedy: str = "") -> Check:
     """A check that found something worth knowing."""
-    return Check(name=name, state="note", found=found, remedy=remedy)
+    return Check(name=name, state="note", found=finding, remedy=remedy)
 
 
-def fault(name: str, found: str, remedy: str) -> Check:
+def fault(name: str, finding: str, remedy: str) -> Check:
     """A check that found a fault."""
-    return Check(name=name, state="fault", found=found, remedy=remedy)
+    return Check(name=name, state="fault", found=finding, remedy=remedy)
 
 
 def of_node(client: Client, node: NodeInfo) -> Iterator[Check]:
@@ -106,19 +106,21 @@ def _gpus(node: NodeInfo) -> Check:
             "zeusd sees no GPUs",
             "see the lines above",
         )
-    found = f"zeusd sees {count(len(node.gpus), 'GPU')}" + (", simulated" if node.simulated else "")
+    finding = f"zeusd sees {count(len(node.gpus), 'GPU')}" + (
+        ", simulated" if node.simulated else ""
+    )
     known = {gpu.pci_address.lower()[4:] for gpu in node.gpus}
     lost = [] if node.simulated else sorted({*on_the_bus()} - known)
     if lost:
         remedy = f"`sudo dmesg | grep -iE 'xid|nvrm|{lost[0]}' | tail`; the GPU needs a reset"
-        return fault("GPUs", f"{found}, and not {', '.join(lost)} on the PCI bus", remedy)
+        return fault("GPUs", f"{finding}, and not {', '.join(lost)} on the PCI bus", remedy)
     parts = [
         f"GPU {gpu.index}: {split(gpu.runtime_indices)}" for gpu in node.gpus if gpu.mig_enabled
     ]
     if parts:
         remedy = "limits and energy are those of the whole GPU, shared by its parts"
-        return note("GPUs", f"{found}; {', '.join(parts)}", remedy)
-    return ok("GPUs", found)
+        return note("GPUs", f"{finding}; {', '.join(parts)}", remedy)
+    return ok("GPUs", finding)
 
 
 def _policy(client: Client, node: NodeInfo) -> Check:
@@ -146,11 +148,11 @@ def _sampling(client: Client, node: NodeInfo) -> Check:
         return note("sampling", "paused while zeusd is quiesced")
     known = {source.source for source in client.metrics().sources}
     sampled = known - {problem.source for problem in node.problems}
-    found = f"{count(len(sampled), 'device')} sampled"
+    finding = f"{count(len(sampled), 'device')} sampled"
     for gpu in node.gpus:
         if gpu.uuid not in known and not gpu.has_sensor:
-            found += f"; GPU {gpu.index} ({gpu.name}) has no sensor of energy or power"
-    return ok("sampling", found) if sampled else note("sampling", found)
+            finding += f"; GPU {gpu.index} ({gpu.name}) has no sensor of energy or power"
+    return ok("sampling", finding) if sampled else note("sampling", finding)
 
 
 def _users(client: Client, node: NodeInfo) -> Check:
@@ -166,8 +168,8 @@ def _users(client: Client, node: NodeInfo) -> Check:
         )
     if hostile:
         reasons = [f"user {user_name(user.uid)} {user.reason}" for user in hostile]
-        found = f"connections were closed since zeusd started: {'; '.join(reasons)}"
-        return note("users", found, "zeusd's log has more, once a minute")
+        finding = f"connections were closed since zeusd started: {'; '.join(reasons)}"
+        return note("users", finding, "zeusd's log has more, once a minute")
     return ok("users", "no user was refused or rate-limited")
 
 
@@ -234,7 +236,7 @@ def each_of(
     Returns:
         Replies, and the errors of others; both by UUID.
     """
-    found: dict[str, T] = {}
+    answers: dict[str, T] = {}
     errors: dict[str, ZeusIpcError] = {}
     waiting = [*uuids]
     while waiting:
@@ -242,7 +244,7 @@ def each_of(
         some = waiting[:16]
         failed: Mapping[str, ZeusIpcError] = {}
         try:
-            found |= ask(some)
+            answers |= ask(some)
         except SeveralGpusFailed as error:
             failed = error.errors
         except ZeusIpcError as error:
@@ -251,7 +253,7 @@ def each_of(
             failed = {error.gpu: error}
         errors |= failed
         waiting = [uuid for uuid in waiting if uuid not in (failed or some)]
-    return found, errors
+    return answers, errors
 
 
 def read_states(
@@ -271,16 +273,16 @@ def on_the_bus(root: str = "/") -> dict[str, int | None]:
     """The NVIDIA GPUs on the PCI bus, lost ones included: the numbers of their device files by
     address, such as `0000:07:00.0`; None where the driver has none.
     """
-    found: dict[str, int | None] = {}
+    devices: dict[str, int | None] = {}
     for device in Path(root, "sys/bus/pci/devices").glob("*"):
         driver = device / "driver"
         ours = not driver.exists() or driver.resolve().name == "nvidia"
         if ours and _read(device / "vendor") == "0x10de" and _read(device / "class")[:4] == "0x03":
-            found[device.name.lower()] = None
+            devices[device.name.lower()] = None
     for folder in Path(root, "proc/driver/nvidia/gpus").glob("*"):
         minor = re.search(r"^Device Minor:\s*([0-9]+)", _read(folder / "information"), re.MULTILINE)
-        found[folder.name.lower()] = None if minor is None else int(minor[1])
-    return found
+        devices[folder.name.lower()] = None if minor is None else int(minor[1])
+    return devices
 
 
 def _read(path: Path) -> str:

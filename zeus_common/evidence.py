@@ -124,7 +124,7 @@ def _usage(
     edges = sorted({first_s, first_s + BUCKET_S, last_s - BUCKET_S, last_s})
     # How long to wait for the energy ledger: lists of processes come up to 13 s late.
     give_up_s = time.monotonic() + 15.0
-    found: dict[str, list[UsageSum]] = {}
+    sums: dict[str, list[UsageSum]] = {}
     settled_ms = until_ms = until_ns // 1_000_000
     try:
         while counted:
@@ -136,10 +136,10 @@ def _usage(
             accounts, processes = (
                 client.usage(edges, by, gpus=[gpu]).sums for by in ("account", "process")
             )
-            found[gpu] = [
+            sums[gpu] = [
                 *accounts,
                 *(process for process in processes if process.kind == "process"),
             ]
     except ZeusIpcError as error:
         return error.message, 0
-    return found, settled_ms
+    return sums, settled_ms

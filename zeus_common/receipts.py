@@ -200,66 +200,70 @@ class Evidence:
         return one.t_ns < self.until_ns and one.last_ns >= self.since_ns
 
 
-def receipt_of(found: Evidence) -> Receipt:
+def receipt_of(evidence: Evidence) -> Receipt:
     """Makes a receipt."""
-    restarts = [record for record in found.audit.records if record.event == "restarted"]
-    reasons = [*_of_the_node(found, restarts)]
+    restarts = [record for record in evidence.audit.records if record.event == "restarted"]
+    reasons = [*_of_the_node(evidence, restarts)]
     gpus = []
-    for info in found.gpus:
-        gpu = _Gpu(found, info)
+    for info in evidence.gpus:
+        gpu = _Gpu(evidence, info)
         gpus.append(gpu.receipt())
         reasons += [f"GPU {info.index}: {text}" for text in dict.fromkeys(gpu.reasons)]
     whole = all(gpu.energy_j is not None for gpu in gpus)
     return Receipt(
         at=datetime.now(timezone.utc).astimezone(),
-        host=found.host,
-        zeusd=found.node.daemon_version,
-        driver=found.node.driver_version,
-        simulated=found.node.simulated is not None,
-        since=found.at(found.since_ns),
-        until=found.at(found.until_ns),
-        time_s=(found.until_ns - found.since_ns) / 1e9,
-        subject=" ".join(found.subject).strip(),
+        host=evidence.host,
+        zeusd=evidence.node.daemon_version,
+        driver=evidence.node.driver_version,
+        simulated=evidence.node.simulated is not None,
+        since=evidence.at(evidence.since_ns),
+        until=evidence.at(evidence.until_ns),
+        time_s=(evidence.until_ns - evidence.since_ns) / 1e9,
+        subject=" ".join(evidence.subject).strip(),
         gpus=gpus,
         energy_j=sum(gpu.energy_j or 0.0 for gpu in gpus) if whole else None,
         uncertainty_j=sum(gpu.uncertainty_j or 0.0 for gpu in gpus) if whole else None,
-        restarts=[found.at(restart.last_ns) for restart in restarts if found.overlaps(restart)],
+        restarts=[
+            evidence.at(restart.last_ns) for restart in restarts if evidence.overlaps(restart)
+        ],
         valid=not reasons,
         reasons=reasons,
     )
 
 
-def _of_the_node(found: Evidence, restarts: Sequence[AuditRecord]) -> Iterator[str]:
-    started_ns, complete_ns = found.node.started_ns, found.audit.complete_ns
+def _of_the_node(evidence: Evidence, restarts: Sequence[AuditRecord]) -> Iterator[str]:
+    started_ns, complete_ns = evidence.node.started_ns, evidence.audit.complete_ns
     for restart in restarts:
-        if found.overlaps(restart):
-            since, until = found.clock(restart.t_ns), found.clock(restart.last_ns)
+        if evidence.overlaps(restart):
+            since, until = evidence.clock(restart.t_ns), evidence.clock(restart.last_ns)
             yield f"zeusd was restarted at {until}; it has recorded nothing since {since}"
-    if started_ns > found.since_ns and started_ns not in [restart.last_ns for restart in restarts]:
-        yield f"zeusd was started at {found.clock(started_ns)}, and has no earlier audit log"
-    if complete_ns > found.since_ns:
+    if started_ns > evidence.since_ns and started_ns not in [
+        restart.last_ns for restart in restarts
+    ]:
+        yield f"zeusd was started at {evidence.clock(started_ns)}, and has no earlier audit log"
+    if complete_ns > evidence.since_ns:
         yield (
-            f"the audit log is complete from {found.clock(complete_ns)} on; earlier changes are in "
-            "zeusd's log (journalctl -u zeusd)"
+            f"the audit log is complete from {evidence.clock(complete_ns)} on; earlier changes are "
+            "in zeusd's log (journalctl -u zeusd)"
         )
-    for record in found.audit.records:
-        if record.gpu is None and record.event in _EVENTS and found.overlaps(record):
-            yield f"{_EVENTS[record.event]} at {found.clock(record.t_ns)}"
-    if isinstance(found.usage, str):
-        yield f"nobody knows who used the GPUs: {found.usage}"
-    elif found.settled_ms + EDGE_MS < found.ms(found.until_ns):
+    for record in evidence.audit.records:
+        if record.gpu is None and record.event in _EVENTS and evidence.overlaps(record):
+            yield f"{_EVENTS[record.event]} at {evidence.clock(record.t_ns)}"
+    if isinstance(evidence.usage, str):
+        yield f"nobody knows who used the GPUs: {evidence.usage}"
+    elif evidence.settled_ms + EDGE_MS < evidence.ms(evidence.until_ns):
         yield "the energy ledger has not reached the end of the interval; ask again later"
 
 
 class _Gpu:
     """Makes the receipt of one GPU, and collects why it is not valid."""
 
-    def __init__(self, found: Evidence, info: GpuInfo) -> None:
-        self._found = found
+    def __init__(self, evidence: Evidence, info: GpuInfo) -> None:
+        self._evidence = evidence
         self._info = info
         self._records = [
             record
-            for record in found.audit.records
+            for record in evidence.audit.records
             if record.gpu == info.uuid and not (record.event in _WRITES and record.result != "ok")
         ]
         self._named: AuditRecord | None = None  # who made the limit low
@@ -267,10 +271,10 @@ class _Gpu:
 
     def receipt(self) -> GpuReceipt:
         """The receipt; afterwards, `reasons` is complete."""
-        found, info = self._found, self._info
+        evidence, info = self._evidence, self._info
         energy_j, uncertainty_j = self._energy()
         default_mw = info.power_limit_default_mw
-        rows = found.timelines[info.uuid, "gpu_clock"]
+        rows = evidence.timelines[info.uuid, "gpu_clock"]
         mhz = [value for _, value in rows if value]
         return GpuReceipt(
             index=info.index,
@@ -281,7 +285,7 @@ class _Gpu:
             uncertainty_j=uncertainty_j,
             average_power_w=None
             if energy_j is None
-            else energy_j / (found.until_ns - found.since_ns) * 1e9,
+            else energy_j / (evidence.until_ns - evidence.since_ns) * 1e9,
             method="counter" if info.supports.energy_counter else "power",
             limited_s=self._limited(),
             gaps=[*self._gaps()],
@@ -289,43 +293,43 @@ class _Gpu:
             power_limit_default_w=None if default_mw is None else default_mw / 1000,
             gpu_clock_mhz=[min(mhz), round(sum(mhz) / len(mhz)), max(mhz)] if mhz else [],
             changes=[*self._changes()],
-            occupants=[] if isinstance(found.usage, str) else [*self._occupants(found.usage)],
+            occupants=[] if isinstance(evidence.usage, str) else [*self._occupants(evidence.usage)],
         )
 
     def _energy(self) -> tuple[float | None, float | None]:
-        window = self._found.windows[self._info.uuid]
+        window = self._evidence.windows[self._info.uuid]
         if isinstance(window, str):
             self.reasons.append(f"its energy is not known: {window}")
             return None, None
         energy_uj = window.energy_uj[0]
         if energy_uj is None:
-            begins = self._found.clock(window.begins_ns)
+            begins = self._evidence.clock(window.begins_ns)
             self.reasons.append(f"its history begins at {begins}, later than the interval")
             return None, None
         return energy_uj / 1e6, window.uncertainty_uj[0] / 1e6
 
     def _limited(self) -> dict[str, float | None]:
-        window = self._found.windows[self._info.uuid]
+        window = self._evidence.windows[self._info.uuid]
         every = {} if isinstance(window, str) else window.limited_ms
         return {reason: None if ms is None else ms / 1e3 for reason, (ms,) in every.items()}
 
     def _gaps(self) -> Iterator[Gap]:
-        found = self._found
-        for t_ns, ms in found.timelines[self._info.uuid, "gap"]:
-            begin_ns = max(t_ns - ms * 1_000_000, found.since_ns)
-            end_ns = min(t_ns, found.until_ns)
+        evidence = self._evidence
+        for t_ns, ms in evidence.timelines[self._info.uuid, "gap"]:
+            begin_ns = max(t_ns - ms * 1_000_000, evidence.since_ns)
+            end_ns = min(t_ns, evidence.until_ns)
             if begin_ns < end_ns:
-                since, seconds = found.clock(begin_ns), (end_ns - begin_ns) / 1e9
+                since, seconds = evidence.clock(begin_ns), (end_ns - begin_ns) / 1e9
                 self.reasons.append(f"no reading of its sensors for {seconds:.1f} s from {since}")
-                yield Gap(since=found.at(begin_ns), until=found.at(end_ns))
+                yield Gap(since=evidence.at(begin_ns), until=evidence.at(end_ns))
 
     def _limits(self) -> list[Limit]:
         """The limits in force; names who set the lowest, if it is below the usual one."""
-        found, info = self._found, self._info
-        rows = found.timelines[info.uuid, "power_limit"]
-        before = [mw for t_ns, mw in rows if t_ns <= found.since_ns][-1:]
-        kept = [(found.since_ns, mw) for mw in before]
-        kept += [row for row in rows if row[0] > found.since_ns]
+        evidence, info = self._evidence, self._info
+        rows = evidence.timelines[info.uuid, "power_limit"]
+        before = [mw for t_ns, mw in rows if t_ns <= evidence.since_ns][-1:]
+        kept = [(evidence.since_ns, mw) for mw in before]
+        kept += [row for row in rows if row[0] > evidence.since_ns]
         kept = [*kept[:1], *(row for last, row in pairwise(kept) if last[1] != row[1])]
         usual_mw = info.power_limit_default_mw or 0
         if info.power_limit_configured:
@@ -333,7 +337,7 @@ class _Gpu:
         t_ns, lowest_mw = min(kept, key=lambda row: row[1], default=(0, usual_mw))
         if lowest_mw < usual_mw - WATT_MW:
             self._name_cap(t_ns, lowest_mw, usual_mw)
-        return [Limit(since=found.at(t_ns), power_limit_w=mw / 1000) for t_ns, mw in kept]
+        return [Limit(since=evidence.at(t_ns), power_limit_w=mw / 1000) for t_ns, mw in kept]
 
     def _name_cap(self, t_ns: int, lowest_mw: int, usual_mw: int) -> None:
         """Names who set the limit that was in force from a time on, unless the subject did."""
@@ -367,17 +371,19 @@ class _Gpu:
     def _changes(self) -> Iterator[Change]:
         newest: dict[str, AuditRecord] = {}
         for record in self._records:
-            if record.event in _EVENTS and self._found.overlaps(record):
-                self.reasons.append(f"{_EVENTS[record.event]} at {self._found.clock(record.t_ns)}")
-            if record.event in _CHANGES and record.last_ns < self._found.since_ns:
+            if record.event in _EVENTS and self._evidence.overlaps(record):
+                self.reasons.append(
+                    f"{_EVENTS[record.event]} at {self._evidence.clock(record.t_ns)}"
+                )
+            if record.event in _CHANGES and record.last_ns < self._evidence.since_ns:
                 newest[record.control or ""] = record
         now = [
             record
             for record in self._records
-            if record.event in _CHANGES and self._found.overlaps(record)
+            if record.event in _CHANGES and self._evidence.overlaps(record)
         ]
         for one in [*newest.values(), *now]:
-            before = one.last_ns < self._found.since_ns
+            before = one.last_ns < self._evidence.since_ns
             text = self._sentence(one) + (", before the interval" if before else "")
             harmless = one.control == Control.PERSISTENCE_MODE or one.old == one.new
             if before:  # of the power limit, the history has what was in force
@@ -385,8 +391,8 @@ class _Gpu:
             if not (harmless or one is self._named or self._is_own(one)):
                 self.reasons.append(text)
             yield Change(
-                since=self._found.at(one.t_ns),
-                until=self._found.at(one.last_ns),
+                since=self._evidence.at(one.t_ns),
+                until=self._evidence.at(one.last_ns),
                 control=one.control or "",
                 old=one.old,
                 new=one.new,
@@ -396,7 +402,7 @@ class _Gpu:
             )
 
     def _is_own(self, one: AuditRecord) -> bool:
-        return self._found.subject.made(one, self._found.uid)
+        return self._evidence.subject.made(one, self._evidence.uid)
 
     def _sentence(self, one: AuditRecord) -> str:
         what = (one.control or "").replace("_", " ")
@@ -405,17 +411,20 @@ class _Gpu:
         if one.event in _CEILINGS:
             verb = one.event.removeprefix("ceiling_")
             text = f"ceiling {one.reason} {verb}, {what} at most {one.new}"
-        return f"{text} at {self._found.clock(one.last_ns)} {_who(one)}"
+        return f"{text} at {self._evidence.clock(one.last_ns)} {_who(one)}"
 
     def _occupants(self, usage: Mapping[str, Sequence[UsageSum]]) -> Iterator[Occupant]:
-        found = self._found
-        since_ms, until_ms = found.ms(found.since_ns) + EDGE_MS, found.ms(found.until_ns) - EDGE_MS
+        evidence = self._evidence
+        since_ms, until_ms = (
+            evidence.ms(evidence.since_ns) + EDGE_MS,
+            evidence.ms(evidence.until_ns) - EDGE_MS,
+        )
         sums = [
             one
             for one in usage[self._info.uuid]
             if one.first_ms < until_ms and one.last_ms > since_ms
         ]
-        counted = not isinstance(found.windows[self._info.uuid], str)
+        counted = not isinstance(evidence.windows[self._info.uuid], str)
         if counted and not any(used.first_ms <= since_ms for used in sums):
             self.reasons.append("the energy ledger does not reach back to the interval's beginning")
         users = _users(sums, since_ms, until_ms)
@@ -432,8 +441,8 @@ class _Gpu:
 
     def _own(self, users: Sequence[UsageSum]) -> list[UsageSum]:
         """Those of the users that are the subject."""
-        if self._found.subject.kind:
-            return [user for user in users if self._found.subject.is_user(user)]
+        if self._evidence.subject.kind:
+            return [user for user in users if self._evidence.subject.is_user(user)]
         known = [user for user in users if user.kind not in ("unattributed", "others")]
         most = max(known, key=lambda one: one.active_uj + one.idle_uj, default=None)
         if most is None or not most.workload:
@@ -448,10 +457,10 @@ def _milliwatts(one: AuditRecord) -> float:
 
 def _users(sums: Iterable[UsageSum], since_ms: float, until_ms: float) -> list[UsageSum]:
     """One sum for each user; of accounts whose processes are known, only those."""
-    found: dict[tuple[object, ...], UsageSum] = {}
+    merged: dict[tuple[object, ...], UsageSum] = {}
     for used in sums:
         key = (used.kind, used.name, used.run, used.uid)
-        other = found.get(key)
+        other = merged.get(key)
         if other is not None:
             span = {
                 "first_ms": min(used.first_ms, other.first_ms),
@@ -460,7 +469,7 @@ def _users(sums: Iterable[UsageSum], since_ms: float, until_ms: float) -> list[U
                 "methods": [*used.methods, *other.methods],
             }
             used = used.model_copy(update=span)
-        found[key] = used
+        merged[key] = used
 
     def alone(one: UsageSum) -> bool:
         """Whether it had the GPU for itself and without a pause, so that it had nobody else."""
@@ -468,7 +477,7 @@ def _users(sums: Iterable[UsageSum], since_ms: float, until_ms: float) -> list[U
         whole = one.ns / 1e6 + EDGE_MS >= one.last_ms - one.first_ms
         return covers and whole and {*one.methods} <= {"allocated", "exclusive"}
 
-    everyone = [*found.values()]
+    everyone = [*merged.values()]
     for one in sorted(filter(alone, everyone), key=lambda one: one.kind == "process"):
         if one in everyone:
             mine = [each for each in everyone if _account(each) == _account(one)]

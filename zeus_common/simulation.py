@@ -76,18 +76,18 @@ def of_stage(
     Raises:
         ValueError: It has no such stage.
     """
-    found: dict[str, dict[int, list[ProfileRow]]] = {}
+    by_clock: dict[str, dict[int, list[ProfileRow]]] = {}
     for row in profile:
         if row.stage == stage:
-            found.setdefault(row.instruction, {}).setdefault(row.frequency, []).append(row)
-    if not found:
+            by_clock.setdefault(row.instruction, {}).setdefault(row.frequency, []).append(row)
+    if not by_clock:
         raise ValueError(f"the profile has no stage {stage}")
     return {
         name: [
             (mhz, max(row.time for row in rows), sum(row.energy for row in rows) / len(rows))
             for mhz, rows in clocks.items()
         ]
-        for name, clocks in found.items()
+        for name, clocks in by_clock.items()
     }
 
 

@@ -112,10 +112,10 @@ def read(
         names = tuple(part.columns)
         for n, cells in enumerate(zip(*part.columns.values(), strict=True)):
             try:
-                found = row(**dict(zip(names, cells, strict=True)))
+                typed = row(**dict(zip(names, cells, strict=True)))
             except ValueError as error:
                 part.wrong(n, str(error))
-            yield part.place(n), found
+            yield part.place(n), typed
 
 
 def read_columns(
@@ -124,16 +124,16 @@ def read_columns(
     """Reads a table by columns, some rows at a time; see `read`."""
     fields = _fields(row)
     for part in _parts(source, fields, aliases or {}):
-        found, faults = {}, []
+        columns, faults = {}, []
         for name, cells in part.columns.items():
             try:
-                found[name] = fields[name].checked(cells)
+                columns[name] = fields[name].checked(cells)
             except ValidationError as error:
                 faults.append((int(error.errors()[0]["loc"][0]), name))
         if faults:
             n, name = min(faults, key=lambda fault: fault[0])
             part.wrong(n, fields[name].fault(part.columns[name][n]))
-        yield replace(part, columns=found)
+        yield replace(part, columns=columns)
 
 
 def read_lines(path: PathLike, *kinds: Any) -> Iterator[tuple[str, Any]]:
@@ -183,8 +183,8 @@ def rows(path: PathLike) -> Iterator[tuple[str, ...]]:
 
 def records(path: PathLike) -> Iterator[Mapping[str, str]]:
     """Reads the rows of this project's own tables by the names in their headers."""
-    names, *found = rows(path)
-    return (dict(zip(names, row, strict=True)) for row in found)
+    names, *lines = rows(path)
+    return (dict(zip(names, row, strict=True)) for row in lines)
 
 
 def kinds(row: Callable[..., Any]) -> dict[str, type]:
@@ -325,14 +325,14 @@ class _Column:
 @lru_cache(maxsize=64)
 def _fields(row: Callable[..., Any]) -> dict[str, _Column]:
     hints = get_type_hints(row, include_extras=True)
-    found = {}
+    columns = {}
     config = ConfigDict(coerce_numbers_to_str=True, str_strip_whitespace=True, allow_inf_nan=False)
     for name, parameter in inspect.signature(row).parameters.items():
         hint = hints[name]
         known: dict[str, Any] = TypeAdapter(hint, config=config).json_schema()
         kinds = known.get("anyOf", [known])
         types = [kind.get("type", "") for kind in kinds]
-        found[name] = _Column(
+        columns[name] = _Column(
             name,
             TypeAdapter(list[hint], config=config),  # type: ignore[valid-type]  # made at run time
             _in_words({**kinds[0], **known}),
@@ -340,7 +340,7 @@ def _fields(row: Callable[..., Any]) -> dict[str, _Column]:
             "null" in types or parameter.default is not inspect.Parameter.empty,
             parameter.default,
         )
-    return found
+    return columns
 
 
 def _in_words(known: Mapping[str, Any]) -> str:
@@ -387,8 +387,8 @@ def _of_columns(
 ) -> TablePart:
     chosen = _chosen(str(path), list(columns), fields, aliases)
     cells = list(columns.values())
-    found = {name: cells[at] for name, at in chosen.items()}
-    return TablePart(path, "row", range(1, 1 + len(cells[0])), found)
+    typed = {name: cells[at] for name, at in chosen.items()}
+    return TablePart(path, "row", range(1, 1 + len(cells[0])), typed)
 
 
 def _parquet(
@@ -442,26 +442,26 @@ def _csv(
     chosen = _chosen(f"{path}, line 1", header, fields, aliases)
     width = len(header)
     base = 1 + reader.line_num
-    while found := _taken(path, reader):
-        lines: Sequence[int] = range(base, base + len(found))
+    while batch := _taken(path, reader):
+        lines: Sequence[int] = range(base, base + len(batch))
         if lines[-1] != reader.line_num:  # quoted fields have newlines
-            counts = (1 + sum(cell.count("\n") for cell in row) for row in found[:-1])
+            counts = (1 + sum(cell.count("\n") for cell in row) for row in batch[:-1])
             lines = [*itertools.accumulate(counts, initial=base)]
         base = 1 + reader.line_num
-        if not all(map(any, found)):  # blank lines, also those of spreadsheets
-            lines = [line for line, row in zip(lines, found, strict=True) if any(row)]
-            found = [row for row in found if any(row)]
+        if not all(map(any, batch)):  # blank lines, also those of spreadsheets
+            lines = [line for line, row in zip(lines, batch, strict=True) if any(row)]
+            batch = [row for row in batch if any(row)]
         part = TablePart(path, "line", lines, {})
-        if set(map(len, found)) - {width}:
-            _miscounted(part, found, width)
-        turned = list(zip(*found, strict=True))
+        if set(map(len, batch)) - {width}:
+            _miscounted(part, batch, width)
+        turned = list(zip(*batch, strict=True))
         if turned:
             yield replace(part, columns={name: turned[at] for name, at in chosen.items()})
 
 
-def _miscounted(part: TablePart, found: Sequence[Sequence[str]], width: int) -> NoReturn:
-    n = next(n for n, row in enumerate(found) if len(row) != width)
-    count = len(found[n])
+def _miscounted(part: TablePart, batch: Sequence[Sequence[str]], width: int) -> NoReturn:
+    n = next(n for n, row in enumerate(batch) if len(row) != width)
+    count = len(batch[n])
     commas = "; are there decimal commas? Write 1.5" if count > width else ""
     part.wrong(n, f"it has {count} field{'s'[: count != 1]}, the header has {width}{commas}")
 
@@ -484,15 +484,15 @@ def _chosen(
 ) -> dict[str, int]:
     """The positions of the columns that are there."""
     by_case = {name.lower(): name for name in fields}
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for position, given in enumerate(header):
         name = given.strip().lower()
         name = by_case.get(aliases.get(name, name), "")
-        if name and found.setdefault(name, position) != position:
+        if name and positions.setdefault(name, position) != position:
             raise TableError(f"{place}: the column {name} is there twice; leave one of them out")
-    missing = [name for name, field in fields.items() if field.required and name not in found]
+    missing = [name for name, field in fields.items() if field.required and name not in positions]
     if not missing:
-        return found
+        return positions
     for character, name in ((";", "semicolons"), ("\t", "tabs")):
         if character in "".join(header):
             raise TableError(
@@ -522,11 +522,11 @@ def _reading(path: Path) -> Iterator[io.BufferedReader]:
 
 def _not_whole() -> tuple[type[Exception], ...]:
     """Errors of reading a truncated or other file; some are of modules imported on demand."""
-    found: list[type[Exception]] = [csv.Error, EOFError, ValueError, zlib.error]
+    errors: list[type[Exception]] = [csv.Error, EOFError, ValueError, zlib.error]
     for module, name in (("lzma", "LZMAError"), ("tarfile", "TarError")):
         if module in sys.modules:
-            found.append(getattr(sys.modules[module], name))
-    return tuple(found)
+            errors.append(getattr(sys.modules[module], name))
+    return tuple(errors)
 
 
 def _text(path: Path, file: io.BufferedReader) -> IO[str]:

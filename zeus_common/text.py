@@ -142,7 +142,7 @@ def named(text: str, indices: Mapping[str, int]) -> str:
     """
     for uuid, index in indices.items():
         text = text.replace(uuid, f"GPU {index}")
-    return re.sub(r"\buser ([0-9]+)\b", lambda found: f"user {user_name(int(found[1]))}", text)
+    return re.sub(r"\buser ([0-9]+)\b", lambda match: f"user {user_name(int(match[1]))}", text)
 
 
 def explain(fault: Any, *skip: object) -> str:

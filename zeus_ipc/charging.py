@@ -72,8 +72,8 @@ def bounds_of(methods: Iterable[str], meet: bool = False) -> ChargeBasis:
     """
     known = {method.value: BOUNDS[method] for method in Method}
     kinds = [known.get(method, _ORDER[-1]) for method in methods]
-    found = max(kinds, key=_ORDER.index, default=ChargeBasis.EXACT)
-    return ChargeBasis.EXACT if meet and found is ChargeBasis.PRESENCE else found
+    basis = max(kinds, key=_ORDER.index, default=ChargeBasis.EXACT)
+    return ChargeBasis.EXACT if meet and basis is ChargeBasis.PRESENCE else basis
 
 
 def reason_of(methods: Iterable[str]) -> str:

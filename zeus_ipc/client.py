@@ -133,21 +133,21 @@ class Client(contextlib.AbstractContextManager["Client"]):
         """
         names = _uuids(sources)
         each = max(1, min(MAX_WINDOWS, MAX_LOOKUPS // max(1, len(names))))
-        found: dict[str, replies.WindowEnergies] = {}
+        by_source: dict[str, replies.WindowEnergies] = {}
         for first in range(0, max(1, len(windows)), each):
             part = windows[first : first + each]
             numbers = [number for begin, end, aligned in part for number in (begin, end, +aligned)]
             asked = {"limited": True} if limited else {}
             answer = self._each(operations.WINDOWS, sources=names, windows=numbers, **asked)
             for name, energies in answer.items():
-                if name in found:
-                    found[name].energy_uj.extend(energies.energy_uj)
-                    found[name].uncertainty_uj.extend(energies.uncertainty_uj)
+                if name in by_source:
+                    by_source[name].energy_uj.extend(energies.energy_uj)
+                    by_source[name].uncertainty_uj.extend(energies.uncertainty_uj)
                     for reason, numbers_ms in energies.limited_ms.items():
-                        found[name].limited_ms.setdefault(reason, []).extend(numbers_ms)
+                        by_source[name].limited_ms.setdefault(reason, []).extend(numbers_ms)
                 else:
-                    found[name] = energies
-        return found
+                    by_source[name] = energies
+        return by_source
 
     def timeline(
         self,
@@ -165,7 +165,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             end_ns: Newest; None: no bound.
         """
         end_ns = NO_END_NS if end_ns is None else end_ns
-        found: list[tuple[int, int]] = []
+        points: list[tuple[int, int]] = []
         while True:
             part = self._each(
                 operations.TIMELINE,
@@ -174,9 +174,9 @@ class Client(contextlib.AbstractContextManager["Client"]):
                 start_ns=max(0, start_ns),
                 end_ns=max(0, end_ns),
             )[source]
-            found.extend(zip(part.t_ns, part.values, strict=True))
+            points.extend(zip(part.t_ns, part.values, strict=True))
             if not part.more:
-                return found
+                return points
             start_ns = part.t_ns[-1] + 1
 
     def stream(self, gpus: str | Sequence[str], *, buffer: int = 1000) -> SampleStream:
@@ -584,10 +584,10 @@ class Client(contextlib.AbstractContextManager["Client"]):
         }
         sums: list[replies.UsageSum] = []
         while True:
-            found = self._ask(operations.USAGE, **arguments, offset=len(sums))
-            sums += found.sums
-            if not found.more:
-                return found.model_copy(update={"sums": sums})
+            page = self._ask(operations.USAGE, **arguments, offset=len(sums))
+            sums += page.sums
+            if not page.more:
+                return page.model_copy(update={"sums": sums})
 
     def forget_user(self, uid: int) -> int:
         """Replaces a user by a random number in the ledger; for administrators. Returns the number

@@ -257,7 +257,7 @@ class ControlSpec:
     def _parse_set(self, text: str) -> ControlValue:
         if text.lower() == "none":
             return ()
-        found = []
+        numbers = []
         for name in text.split(","):
             number = self.member_number(name)
             if number is None:
@@ -266,8 +266,8 @@ class ControlSpec:
                     f"{name.strip()!r} is not a {self.title}; write names such as {second} or "
                     f"{first},{second}, or none; `zeusctl show GPU` lists the GPU's"
                 )
-            found.append(number)
-        return self.normal(found)
+            numbers.append(number)
+        return self.normal(numbers)
 
 
 # Why the table is as it is. NVML does not report locked clocks: a restore cannot ask what they are,

@@ -82,9 +82,9 @@ def unreachable(path: str, error: OSError) -> DaemonUnavailable | AccessRefused 
 def access_remedy(path: str) -> str:
     """What to ask the administrator for if one may not connect to a socket."""
     with contextlib.suppress(OSError, KeyError):
-        found = os.stat(path)
-        if found.st_gid != 0 and found.st_mode & stat.S_IWGRP:
-            group = grp.getgrgid(found.st_gid).gr_name
+        status = os.stat(path)
+        if status.st_gid != 0 and status.st_mode & stat.S_IWGRP:
+            group = grp.getgrgid(status.st_gid).gr_name
             return f"to add you to the group {group}, then log in again"
     return "for the right to use it"
 

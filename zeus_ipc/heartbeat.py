@@ -93,9 +93,9 @@ class HeartbeatThread:
             del beat
 
     def _tell_lost(self, lost: set[tuple[str, str]]) -> None:
-        found = lost - self._reported
-        self.lost += bool(found)
-        for gpu, control in found:
+        unreported = lost - self._reported
+        self.lost += bool(unreported)
+        for gpu, control in unreported:
             log.warning(
                 "this process lost its lease on %s of %s, and zeusd restores the control; "
                 "acquire it again to set it (`zeusctl audit` says why)",

@@ -151,10 +151,10 @@ def read_file(
     follow = 0 if trust is None else os.O_NOFOLLOW
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | follow)
     with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise Malformed("it is not a regular file; save a pipe's output in one")
-        if trust is not None and not trust(found):
+        if trust is not None and not trust(status):
             raise Malformed("it is not a file that only this user may write")
         data = file.read(most + 1)
     if len(data) > most:

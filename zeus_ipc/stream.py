@@ -34,10 +34,10 @@ class SampleStream(AbstractContextManager["SampleStream"]):
         with self._guard:
             if self._closed:
                 return None
-            found = self._subscription.receive(timeout_s)
-        if found is None:
+            received = self._subscription.receive(timeout_s)
+        if received is None:
             return None
-        sample = Sample.model_validate(found)
+        sample = Sample.model_validate(received)
         before = self._numbers.get(sample.gpu)
         self._numbers[sample.gpu] = sample.number
         # A lower number: zeusd was restarted, and counts from the beginning.
