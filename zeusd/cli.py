@@ -116,10 +116,10 @@ def check_config(file: str, node: bool, socket: str | None, strict: bool) -> Non
         config = load(file)
     except ConfigError as error:
         raise SystemExit(str(error)) from None
-    found = findings(config, _gpus_of_node(socket) if node or socket else None)
-    for sentence in found:
+    sentences = findings(config, _gpus_of_node(socket) if node or socket else None)
+    for sentence in sentences:
         click.echo(f"{file}: warning: {sentence}")
-    if strict and found:
+    if strict and sentences:
         sys.exit(1)
     click.echo(f"{file}: ok")
 

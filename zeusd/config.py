@@ -257,12 +257,12 @@ def _in_core_units(rule: AllowSection | GpuSection) -> dict[Control, Any]:
     """The values of a rule by control, in mW and MHz, as tuples."""
     limit_w = rule.power_limit_w
     limits_w = limit_w if limit_w is None or isinstance(limit_w, tuple) else (limit_w,)
-    found = {
+    values = {
         Control.POWER_LIMIT: limits_w and tuple(round(one * 1000) for one in limits_w),
         Control.GPU_CLOCKS: rule.gpu_clocks_mhz,
         Control.MEMORY_CLOCKS: rule.memory_clocks_mhz,
     }
-    return {control: value for control, value in found.items() if value is not None}
+    return {control: value for control, value in values.items() if value is not None}
 
 
 def _uid(name: str) -> int:
@@ -274,13 +274,13 @@ def _gid(name: str) -> int:
 
 
 def _ids(names: Iterable[str | int], look_up: Callable[[str], int], kind: str) -> frozenset[int]:
-    found = set()
+    numbers = set()
     for name in names:
         if isinstance(name, int):
-            found.add(name)
+            numbers.add(name)
         elif name != "*":
             try:
-                found.add(look_up(name))
+                numbers.add(look_up(name))
             except KeyError:
                 log.warning(
                     "there is no %s %s; rules for it match nobody",
@@ -288,7 +288,7 @@ def _ids(names: Iterable[str | int], look_up: Callable[[str], int], kind: str) -
                     name,
                     extra={"event": "unknown_name"},
                 )
-    return frozenset(found)
+    return frozenset(numbers)
 
 
 class EnergySection(_Section):

@@ -15,10 +15,10 @@ from zeusd.core.policy import CoreSettings
 
 def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
     """Yield one sentence for each setting that has no effect, or a different one than it says."""
-    found = [*_unknown_names(config)]
+    sentences = [*_unknown_names(config)]
     if gpus is not None:
-        found += findings_on(config, gpus)
-    return found
+        sentences += findings_on(config, gpus)
+    return sentences
 
 
 def settings(config: Config) -> CoreSettings:

@@ -42,10 +42,10 @@ def driver_id(module: str = DRIVER_MODULE) -> str:
     return f"{version}/{inode}"
 
 
-def is_trusted(found: os.stat_result) -> bool:
+def is_trusted(status: os.stat_result) -> bool:
     """Whether a state file is a regular file that this user owns and nobody else may write."""
-    mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
-    return mine and stat.S_ISREG(found.st_mode)
+    mine = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return mine and stat.S_ISREG(status.st_mode)
 
 
 def pidfd_inodes_are_unique() -> bool:

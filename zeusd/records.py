@@ -150,10 +150,10 @@ def _change(line: bytes, boot: str) -> tuple[str, Entry | None] | None:
 
 def _content(line: bytes, boot: str) -> object:
     """The JSON of a line of this format; None if the line has another format or is damaged."""
-    found = _LINE.fullmatch(line)
-    if found is None or int(found[1]) != FORMAT or int(found[2], 16) != _checksum(boot, found[3]):
+    match = _LINE.fullmatch(line)
+    if match is None or int(match[1]) != FORMAT or int(match[2], 16) != _checksum(boot, match[3]):
         return None
-    return _json(found[3])
+    return _json(match[3])
 
 
 def _json(text: bytes) -> object:

@@ -69,7 +69,7 @@ class OwnerlessJournal:
         everything = everything or "stopping" in self._entries
         if everything:
             self._fall_back()
-        found, strange = [], []
+        entries, strange = [], []
         for key, entry in self._entries.items():
             if not key.startswith("pending/"):
                 continue
@@ -81,10 +81,10 @@ class OwnerlessJournal:
             if pidfd is not None:
                 os.close(pidfd)
             if everything or pidfd is None or entry.get("ending"):
-                found.append(
+                entries.append(
                     PendingEntry(key, self._bounded(entry), holder_lives=pidfd is not None)
                 )
-        return found, strange
+        return entries, strange
 
     def announce(self, due: list[PendingEntry]) -> None:
         """Records fallen ceilings, and in each entry what is written next, as zeusd does."""

@@ -172,20 +172,20 @@ def near(one: Value, other: Value, rounding: int) -> bool:
     )
 
 
-def is_rounded(found: Value, doubts: Iterable[Value], rounding: int) -> bool:
+def is_rounded(current: Value, doubts: Iterable[Value], rounding: int) -> bool:
     """Whether this value may result from a write that was never confirmed: rounded, also after a
     lower one was written instead (`Device._write_lower`)."""
     return any(
-        near(one, found, rounding)
+        near(one, current, rounding)
         for doubt in doubts
         for one in (doubt, tuple(part - rounding for part in doubt))
     )
 
 
-def is_moved(found: Value, doubts: Iterable[Value], ends: tuple[int, int]) -> bool:
+def is_moved(current: Value, doubts: Iterable[Value], ends: tuple[int, int]) -> bool:
     """The same for a driver that moves values to the nearer end of its range."""
     low, high = ends
-    return any(found == tuple(min(max(part, low), high) for part in doubt) for doubt in doubts)
+    return any(current == tuple(min(max(part, low), high) for part in doubt) for doubt in doubts)
 
 
 def read_settled(read: Callable[[], Value]) -> Value:
@@ -289,13 +289,13 @@ class Device:
         """Changes zeusd's part of a set. Arguments as for `merged` and `write_verified`. The value
         of the outcome is zeusd's part, without what others have added."""
         try:
-            found = read_settled(self.read)
+            current = read_settled(self.read)
         except DeviceError as error:
             return refusal(error)
-        asked = merged(found, before, wanted)
-        outcome: WriteResult = Holds(found)
-        if asked != found:
-            outcome = self.write_verified(asked, found, sure)
+        asked = merged(current, before, wanted)
+        outcome: WriteResult = Holds(current)
+        if asked != current:
+            outcome = self.write_verified(asked, current, sure)
         if not isinstance(outcome, Holds):
             return outcome
         ours = set(wanted).union(*before)
@@ -342,14 +342,14 @@ def refusal(error: DeviceError) -> WriteRefused:
     return WriteRefused(error, invalid=error.invalid)
 
 
-def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
+def merged(current: Value, before: Iterable[Value], wanted: Value) -> Value:
     """The new set after zeusd changes its part of it, including concurrent changes by others. A
     member of all sets in `before` that is not in `found` was removed by others and stays out."""
     earlier = [set(value) for value in before]
     everything: set[int] = set().union(*earlier)
     leaves = everything - set(wanted)
     comes = {part for part in wanted if not earlier or any(part not in one for one in earlier)}
-    return tuple(sorted((set(found) - leaves) | comes))
+    return tuple(sorted((set(current) - leaves) | comes))
 
 
 # -------------------------------------------------------------------------------------- restoring
@@ -357,56 +357,56 @@ def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
 
 def restore_steps(plan: RestorePlan) -> Generator[Step, Any, Result]:
     """The restore of one control, step by step."""
-    spec, target, found, foreign = plan.spec, plan.target, None, False
+    spec, target, current, foreign = plan.spec, plan.target, None, False
     if not plan.values and plan.overwrite == OURS:
         return Result("untouched", target)
     added = set().union(*plan.values) - set(target) if spec.merges else set()
     if spec.readable:
-        found = yield ReadControl()
-        if isinstance(found, Unknown):
-            return Result("failed", target, trouble=found.trouble, refused=True)
+        current = yield ReadControl()
+        if isinstance(current, Unknown):
+            return Result("failed", target, trouble=current.trouble, refused=True)
         if spec.merges:
-            target = tuple(part for part in found if part not in added)
-        foreign = found != target and not spec.merges and not (yield from _is_ours(plan, found))
-        if foreign and not _overwrites(plan, found):
+            target = tuple(part for part in current if part not in added)
+        foreign = current != target and not spec.merges and not (yield from _is_ours(plan, current))
+        if foreign and not _overwrites(plan, current):
             kind = "settling" if plan.unsettled else "changed_outside"
-            return Result(kind, target, found, found, foreign)
-        if found == target and not plan.unsettled:
-            return Result("already_back", target, found, found)
+            return Result(kind, target, current, current, foreign)
+        if current == target and not plan.unsettled:
+            return Result("already_back", target, current, current)
         written = plan.confirmed and plan.values[-1:] == (target,)
-        if found == target and (written or spec.merges):
-            return Result("settling", target, found, found)
-    outcome = yield WriteControl(target, found)
+        if current == target and (written or spec.merges):
+            return Result("settling", target, current, current)
+    outcome = yield WriteControl(target, current)
     if isinstance(outcome, WriteRefused) and outcome.invalid:
         nearest = yield from _nearest(plan)
         if nearest is not None and nearest != target:
             target = nearest
-            outcome = yield WriteControl(target, found)
+            outcome = yield WriteControl(target, current)
     if isinstance(outcome, Holds) and added.isdisjoint(outcome.value):
         late = plan.unsettled or any(value != target for value in outcome.late)
         kind = "settling" if late else "restored"
-        return Result(kind, target, outcome.value, found, foreign, wrote=True)
+        return Result(kind, target, outcome.value, current, foreign, wrote=True)
     holds = None
     if not isinstance(outcome, WriteRefused):
         holds = outcome.value if isinstance(outcome, Holds) else outcome.holds
     trouble = None if isinstance(outcome, Holds) else outcome.trouble
     refused = isinstance(outcome, WriteRefused)
-    return Result("failed", target, holds, found, foreign, trouble, True, refused)
+    return Result("failed", target, holds, current, foreign, trouble, True, refused)
 
 
-def _is_ours(plan: RestorePlan, found: Value) -> Generator[Step, Any, bool]:
-    if found in plan.values:
+def _is_ours(plan: RestorePlan, current: Value) -> Generator[Step, Any, bool]:
+    if current in plan.values:
         return True
-    if is_rounded(found, plan.doubts, plan.spec.rounding):
+    if is_rounded(current, plan.doubts, plan.spec.rounding):
         return True
     if not plan.doubts or plan.spec.refused_target != "nearest":
         return False
     ends = yield Range()
-    return not isinstance(ends, Unknown) and is_moved(found, plan.doubts, ends)
+    return not isinstance(ends, Unknown) and is_moved(current, plan.doubts, ends)
 
 
-def _overwrites(plan: RestorePlan, found: Value) -> bool:
-    return plan.overwrite == ALL or (plan.overwrite == HIGHER and found > plan.target)
+def _overwrites(plan: RestorePlan, current: Value) -> bool:
+    return plan.overwrite == ALL or (plan.overwrite == HIGHER and current > plan.target)
 
 
 def _nearest(plan: RestorePlan) -> Generator[Step, Any, Value | None]:

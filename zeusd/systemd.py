@@ -91,10 +91,10 @@ def logs_to_journal() -> bool:
     if stream is None:
         return False
     try:
-        found = os.fstat(2)
+        status = os.fstat(2)
     except OSError:
         return False
-    return stream == f"{found.st_dev}:{found.st_ino}"
+    return stream == f"{status.st_dev}:{status.st_ino}"
 
 
 @lru_cache(maxsize=1024)

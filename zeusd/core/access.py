@@ -94,8 +94,8 @@ class Right:
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """Ranges, one of which must contain this user's value; empty: no bound."""
-        found = [rule.ranges.get(self.control) for rule in self.rules]
-        return [] if None in found else [one for one in found if one is not None]
+        ranges = [rule.ranges.get(self.control) for rule in self.rules]
+        return [] if None in ranges else [bounds for bounds in ranges if bounds is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,8 +359,8 @@ def _outcome(machine: ControlMachine) -> str:
     if machine.trouble is None:
         return "ok"
     # No library reports beforehand whether a GPU has it, such as memory clocks on Hopper.
-    free, found = machine.phase is Phase.FREE, machine.trouble.outcome
-    return "not_offered" if free and found is CallOutcome.UNSUPPORTED else machine.trouble.message
+    free, outcome = machine.phase is Phase.FREE, machine.trouble.outcome
+    return "not_offered" if free and outcome is CallOutcome.UNSUPPORTED else machine.trouble.message
 
 
 def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:

@@ -118,13 +118,13 @@ class AuditLog:
 
     def newest(self, after: int, before: int, limit: int) -> list[AuditRecord]:
         """The newest records with a number between these two, at most `limit`, oldest first."""
-        found: list[AuditRecord] = []
+        records: list[AuditRecord] = []
         for record in reversed(self._records.values()):
-            if record.number <= after or len(found) == limit:
+            if record.number <= after or len(records) == limit:
                 break
             if record.number < before:
-                found.append(record)
-        return found[::-1]
+                records.append(record)
+        return records[::-1]
 
     @property
     def state(self) -> tuple[int, int]:

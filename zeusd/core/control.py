@@ -326,16 +326,16 @@ class ControlMachine:
         self._refuse_waiting()
         self.life.on(ControlEvent.LEAVE)
 
-    def resume(self, found: ControlValue | None) -> None:
+    def resume(self, current: ControlValue | None) -> None:
         """The device is in reach again. `found` is what the control holds now, if that is known."""
         if self.life.state not in OUT_OF_REACH:
             return
         self.life.on(ControlEvent.BACK)
         if self.life.state is State.FREE:
-            if found != self.bounds.resting and self.spec.readable:
+            if current != self.bounds.resting and self.spec.readable:
                 self.bounds.rest(None)  # a reset GPU has forgotten it
-            if found is not None:
-                self._adopt(found)
+            if current is not None:
+                self._adopt(current)
             if self.bounds.active or (self.spec.ceilings and self.bounds.rests_elsewhere):
                 self._behind = self._behind or []
             self.enforce(again=True)
@@ -542,15 +542,15 @@ class ControlMachine:
 
     def _asking(self, step: WriteControl) -> Values:
         """The values that may be in force once this write has begun."""
-        found = () if step.found is None else (step.found,)
+        before = () if step.found is None else (step.found,)
         if self.phase is not Phase.HELD:
             if self.spec.merges:
                 return self.values  # they do not include other programs' choices
         elif not self.values.values:
-            found = (self.target if self._found is None else self._found,)
+            before = (self.target if self._found is None else self._found,)
         else:
-            found = ()
-        return self.values.asking(step.value, *found, doubted=self.spec.readable)
+            before = ()
+        return self.values.asking(step.value, *before, doubted=self.spec.readable)
 
     def _answered(self, step: Step, before: Values, result: object) -> None:
         """A device call returned, perhaps after its lease, or the device's reach, has ended."""
@@ -613,17 +613,17 @@ class ControlMachine:
         """Rules 3 and 5, under a lease."""
         reads = self.spec.readable
         if reads and self._found is None and not self.values.values:
-            found = yield ReadControl()
-            if not isinstance(found, Unknown):
-                self._adopt(found)
+            current = yield ReadControl()
+            if not isinstance(current, Unknown):
+                self._adopt(current)
             if self.holding.current is not lease:
                 item.done(self.holding.gone(item.peer))
                 return
-            if isinstance(found, Unknown):
+            if isinstance(current, Unknown):
                 self._drop_unused_lease()
-                item.done(found.trouble)
+                item.done(current.trouble)
                 return
-            self._found = found
+            self._found = current
         while True:
             if (refusal := self._no_longer_allowed(asked, item.over)) is not None:
                 self._drop_unused_lease()
@@ -633,19 +633,19 @@ class ControlMachine:
             value = self.spec.normal((*asked, *self.target)) if self.spec.merges else asked
             possible = self.values.values or (self.target if self._found is None else self._found,)
             outcome = yield WriteControl(value, expected=possible if reads else (), sure=False)
-            found = outcome.found if isinstance(outcome, WriteRefused) else None
-            if found is None:
+            current = outcome.found if isinstance(outcome, WriteRefused) else None
+            if current is None:
                 break
             # What zeusd wrote before is not in force any more.
-            kept = (found,) if self.bounds.override else ()
+            kept = (current,) if self.bounds.override else ()
             self.values = self.values.after(self.out.now_ns, *kept)
             if self.bounds.pinned:
-                self.audit.outside(possible[-1], found, "noticed")
+                self.audit.outside(possible[-1], current, "noticed")
             if self.holding.current is not lease:
                 item.done(self.holding.gone(item.peer))
                 return
-            self._adopt(found)
-            self._found, reads = found, False
+            self._adopt(current)
+            self._found, reads = current, False
         failure = self._failure(value, outcome)
         shown = outcome.value if isinstance(outcome, Holds) else value
         self._note_write("set", possible[-1], shown, failure, lease)
@@ -676,25 +676,25 @@ class ControlMachine:
 
     def _bring_under(self, waiting: list[Then], lease: HeldLease) -> Procedure:
         """Rule 8, under a lease."""
-        found = yield ReadControl()
+        current = yield ReadControl()
         again_ns = 0
         if self.holding.current is not lease:
             # A restore stays under the ceilings; but it may not be needed.
             self._behind = self._behind or []
-        elif isinstance(found, Unknown):
-            self.trouble = found.trouble
+        elif isinstance(current, Unknown):
+            self.trouble = current.trouble
             again_ns = self.out.now_ns + RETRY_FIRST_NS
         else:
             self.trouble = None
             if not self.values.values:
-                self._found = found
+                self._found = current
             highest = self.bounds.highest(lease.over)
-            wanted = min(lease.asked or found, highest)
-            if found > highest or (found in self.values.values and found != wanted):
-                outcome = yield WriteControl(wanted, found)
+            wanted = min(lease.asked or current, highest)
+            if current > highest or (current in self.values.values and current != wanted):
+                outcome = yield WriteControl(wanted, current)
                 failure = self.trouble = self._failure(wanted, outcome)
                 shown = outcome.value if isinstance(outcome, Holds) else wanted
-                self._note_write("ceiling", found, shown, failure, lease)
+                self._note_write("ceiling", current, shown, failure, lease)
                 if failure is not None:
                     again_ns = self.out.now_ns + RETRY_FIRST_NS
                 else:

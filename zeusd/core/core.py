@@ -110,7 +110,7 @@ class Core:
         self,
         now_ns: int,
         driver_version: str | None,
-        found: Iterable[GpuFacts],
+        gpus: Iterable[GpuFacts],
         driver: str = "",
         reached_by: dict[str, Any] | None = None,
     ) -> list[Effect]:
@@ -124,7 +124,7 @@ class Core:
         self.node.driver_version = driver_version
         settle_s = self.node.settings.site.settle_s
         self._driver_loaded(DriverEntry(driver, settle_s, **(reached_by or {})))
-        for facts in found:
+        for facts in gpus:
             uuid = facts.info.uuid
             known = self.node.gpus.get(uuid)
             if known is None:

@@ -115,13 +115,13 @@ class CeilingRequests:
 
     def _groups(self) -> dict[str, set[str]]:
         """The same by ceiling."""
-        found: dict[str, set[str]] = {}
+        groups: dict[str, set[str]] = {}
         for machine in self._node.machines():
             for name, one in machine.ceilings.items():
                 if name.startswith(JOB_PREFIX):
-                    names = found.setdefault(name, {name.removeprefix(JOB_PREFIX)})
+                    names = groups.setdefault(name, {name.removeprefix(JOB_PREFIX)})
                     names |= {one.control_group} - {""}
-        return found
+        return groups
 
     def jobs_present(self, present: set[str]) -> None:
         """Ends, after a grace period, the ceilings of jobs that have no control group."""

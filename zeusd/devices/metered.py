@@ -112,9 +112,9 @@ class MeteredBackend:
 
     def describe(self) -> list[CallTimes]:
         """The calls so far."""
-        found = []
+        times = []
         for name, calls in sorted(self._calls.items()):
-            found.append(
+            times.append(
                 CallTimes(
                     operation=name,
                     seconds=calls.ns / 1e9,
@@ -122,4 +122,4 @@ class MeteredBackend:
                     errors=dict(calls.errors),
                 )
             )
-        return found
+        return times

@@ -86,7 +86,7 @@ class LedgerStore:
         utc_s: int,
     ) -> list[GpuAllocation]:
         """Records an allocation of GPUs. Returns one holding for each."""
-        found = []
+        begun = []
         with self._transaction():
             self._db.execute(
                 "UPDATE account SET begin_s = ? WHERE id = ? AND begin_s = 0",
@@ -107,12 +107,12 @@ class LedgerStore:
                     ),
                 )
                 assert row.lastrowid is not None
-                found.append(
+                begun.append(
                     GpuAllocation(
                         row.lastrowid, uuid, account, weight, parts, control_group, t_ns, None
                     )
                 )
-        return found
+        return begun
 
     def end(self, holdings: Iterable[int], t_ns: int, utc_s: int) -> None:
         """Ends holdings."""
@@ -192,11 +192,11 @@ class LedgerStore:
             "SELECT kind, name, run, uid, method, active_uj, idle_uj, below_uj, above_uj, ns "
             "FROM estimate JOIN account ON account.id = estimate.account"
         )
-        found: dict[Account, Estimates] = {}
+        estimates: dict[Account, Estimates] = {}
         for kind, name, run, uid, method, *amounts in rows:
             account = Account(Kind(kind), name, run, uid)
-            found.setdefault(account, {})[METHODS[method]] = _row(*amounts)
-        return found
+            estimates.setdefault(account, {})[METHODS[method]] = _row(*amounts)
+        return estimates
 
     def used(self, kind: Kind, name: str, uid: int) -> Estimates:
         """Charges of all runs of a job or pod by method, as far as rows are kept."""
@@ -242,8 +242,8 @@ class LedgerStore:
     def offset_ns(self) -> int | None:
         """UTC minus CLOCK_MONOTONIC, as last stored in this boot."""
         row = self._db.execute("SELECT offset_ns FROM clock WHERE boot = ?", (self._boot,))
-        found: tuple[int] | None = row.fetchone()
-        return None if found is None else found[0]
+        first: tuple[int] | None = row.fetchone()
+        return None if first is None else first[0]
 
     def settle(
         self, settlements: dict[str, Settlement], offset_ns: int, slept_ns: int | None = None

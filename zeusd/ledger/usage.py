@@ -161,7 +161,7 @@ class Reader:
         kept_s = self._kept_s()
         # Older energy is available by whole UTC days only.
         edges = [edge if edge >= kept_s else edge // DAY_S * DAY_S for edge in edges]
-        found: list[Sum] = []
+        totals: list[Sum] = []
         metered: list[int] = []
         gpus: dict[int, str] = dict(self._db.execute("SELECT id, uuid FROM gpu").fetchall())
         for interval, (begin_s, end_s) in enumerate(pairwise(edges)):
@@ -174,7 +174,7 @@ class Reader:
                 # Rows until others have their turn.
                 if row is None or number % 256 == 0:
                     yield
-                    if len(found) + len(sums) > MAX_ANSWER:
+                    if len(totals) + len(sums) > MAX_ANSWER:
                         raise TooManySums
                 if row is None:
                     continue
@@ -194,13 +194,13 @@ class Reader:
                     (kind, label, run, owner, method), Sum(interval, kind, label, run, owner)
                 )
                 _add(one, row, exact=by is By.GPU)
-            found += sorted(sums.values(), key=lambda one: -(one.active_uj + one.idle_uj))
+            totals += sorted(sums.values(), key=lambda one: -(one.active_uj + one.idle_uj))
             metered.append(self._metered(begin_s, end_s))
         if by in (By.JOB, By.POD):
-            self._add_times(found)
+            self._add_times(totals)
             if not by_method:
-                self._add_limited(found, edges)
-        return UsageAnswer(found, metered, self._settled_ms())
+                self._add_limited(totals, edges)
+        return UsageAnswer(totals, metered, self._settled_ms())
 
     def begins_s(self) -> int | None:
         """Start of the ledger's oldest row, UTC; None: it is empty."""
@@ -281,13 +281,13 @@ class Reader:
 
     def _known(self, key: int, known: dict[int, _KnownAccounts]) -> _KnownAccounts:
         """Reads an account by its row id: only the needed ones, as there may be a million."""
-        found = known.get(key)
-        if found is None:
+        accounts = known.get(key)
+        if accounts is None:
             kind, name, run, uid, parent = self._db.execute(
                 "SELECT kind, name, run, uid, parent FROM account WHERE id = ?", (key,)
             ).fetchone()
-            found = known[key] = _KnownAccounts(Account(Kind(kind), name, run, uid), parent)
-        return found
+            accounts = known[key] = _KnownAccounts(Account(Kind(kind), name, run, uid), parent)
+        return accounts
 
     def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> _Rows:
         """Rows of a span, and None where others can have their turn. For days before `kept_s` only
@@ -364,11 +364,11 @@ class Reader:
                 yield _Row(*row)
 
     def _metered(self, begin_s: int, end_s: int) -> int:
-        (found,) = self._db.execute(
+        (metered_uj,) = self._db.execute(
             f"SELECT coalesce(sum(uj), 0) FROM meter WHERE bucket >= ? AND bucket < ?{self._of}",
             (begin_s // BUCKET_S, end_s // BUCKET_S),
         ).fetchone()
-        return int(found)
+        return int(metered_uj)
 
     def _add_times(self, sums: Sequence[Sum]) -> None:
         for used in sums:

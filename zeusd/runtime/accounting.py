@@ -186,12 +186,12 @@ class Accounting:
         names = self._names()
         return [name for name in names if name not in whole and not name.startswith(NO_GPUS)]
 
-    def listed(self, found: Listed) -> None:
+    def listed(self, listing: Listed) -> None:
         """Records the list of a GPU's processes."""
 
         def record(failure: Failure | None) -> None:
             if failure is None:
-                self._try(partial(self._accounts.listed, found))
+                self._try(partial(self._accounts.listed, listing))
 
         self._put(record)
 
@@ -258,8 +258,8 @@ class Accounting:
         cpu_use = CpuAccounts(self._cpus, CpuUse(), self._clocks.monotonic_ns, self._accounts.named)
         self._try(self._accounts.recover)
         self._try(self._cpus.recover)
-        found = [*damaged(self._directory), *damaged(cpu_directory)]
-        self._state = self._state.model_copy(update={"damaged": found})
+        files = [*damaged(self._directory), *damaged(cpu_directory)]
+        self._state = self._state.model_copy(update={"damaged": files})
         while True:
             wait_ns = SECOND_NS // 50 if self._endings else CHECK_NS
             with contextlib.suppress(queue.Empty):
@@ -324,8 +324,8 @@ class Accounting:
         return Forgotten(accounts=changed)
 
     def _store(self) -> Failure | None:
-        found = self._try(self._accounts.refresh) or self._try(self._cpus.refresh)
-        return found if isinstance(found, Failure) else None
+        outcome = self._try(self._accounts.refresh) or self._try(self._cpus.refresh)
+        return outcome if isinstance(outcome, Failure) else None
 
     def _finish_endings(self) -> None:
         """Answers deallocations that the sensors' ticks now cover, after settling them."""

@@ -175,17 +175,19 @@ class Accounts:
                 return False
         return True
 
-    def listed(self, found: Listed) -> None:
+    def listed(self, listing: Listed) -> None:
         """Records the list of a GPU's processes."""
         if self._presence is None:
             return
-        if found.gpu in self._allocations.whole():
-            self._presence.stop(found.gpu, found.t_ns)
-        elif found.pids is None:
-            self._presence.failed(found.gpu, found.t_ns)
+        if listing.gpu in self._allocations.whole():
+            self._presence.stop(listing.gpu, listing.t_ns)
+        elif listing.pids is None:
+            self._presence.failed(listing.gpu, listing.t_ns)
         else:
-            charged = partial(self._allocations.holder, found.gpu)
-            self._presence.listed(found.gpu, found.t_ns, found.pids, found.activity, charged)
+            charged = partial(self._allocations.holder, listing.gpu)
+            self._presence.listed(
+                listing.gpu, listing.t_ns, listing.pids, listing.activity, charged
+            )
 
     def used(self, used: Mapping[Account, int], begin_ns: int, t_ns: int) -> None:
         """Records the use of the CPUs by account between two times, in any unit."""
@@ -291,14 +293,14 @@ class Accounts:
             begin_ns, until_ns = accountant.position.t_ns, self._until_ns(uuid, source)
             if until_ns > begin_ns:
                 before[uuid] = (accountant.position, accountant.spans)
-                found = observed(history, begin_ns, until_ns, self._started_ns)
+                situations = observed(history, begin_ns, until_ns, self._started_ns)
                 idle_uw = self._idle_uw(uuid, history)
                 energy_uj = source.curve.energy_uj
                 settled = accountant.settle(
                     until_ns,
                     energy_uj,
                     self._offset_ns,
-                    found,
+                    situations,
                     idle_uw,
                     source.limited_ns,
                 )
@@ -317,9 +319,9 @@ class Accounts:
 
     def _idle_uw(self, uuid: str, history: History) -> int:
         """A GPU's last power while nobody used it, for GPUs that several use."""
-        found = None if uuid in self._allocations.whole() else idle_uw(history)
-        if found is not None:
-            self._idle[uuid] = found
+        idle = None if uuid in self._allocations.whole() else idle_uw(history)
+        if idle is not None:
+            self._idle[uuid] = idle
         return self._idle.get(uuid, 0)
 
     def _offset(self) -> int:

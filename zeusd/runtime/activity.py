@@ -119,12 +119,14 @@ class ActivityReader:
         samples = self._nvml.process_utilization(self._gpu, (begin_ns + offset_ns) // 1000)
         self._refused = 0
         now_ns = self._monotonic_ns()
-        found = {sample: min(now_ns, sample.t_us * 1000 - offset_ns) for sample in samples}
-        newest_ns = max([t_ns for one, t_ns in found.items() if one.sm_percent], default=now_ns)
+        sampled_ns = {sample: min(now_ns, sample.t_us * 1000 - offset_ns) for sample in samples}
+        newest_ns = max(
+            [t_ns for one, t_ns in sampled_ns.items() if one.sm_percent], default=now_ns
+        )
         if newest_ns <= begin_ns:
             return None
         self._since_ns = newest_ns
-        uses = _newest(found, begin_ns, newest_ns)
+        uses = _newest(sampled_ns, begin_ns, newest_ns)
         return Activity(begin_ns, uses)
 
     def _of_instances(

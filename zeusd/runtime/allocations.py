@@ -163,8 +163,8 @@ class Allocations:
         """The job or pod that holds a GPU, found by its name in control groups; else the account
         itself."""
         uuids = {one.holding.uuid for one in self._open}
-        found = (self.holder(uuid, account) for uuid in sorted(uuids))
-        return next((one for one in found if one != account), account)
+        holders = (self.holder(uuid, account) for uuid in sorted(uuids))
+        return next((holder for holder in holders if holder != account), account)
 
     def _begun(self, holding: GpuAllocation) -> _Open:
         claim = Claim(holding.account, max(1, holding.weight), holding.parts)

@@ -98,11 +98,11 @@ def workload_of(groups: Iterable[ControlGroup]) -> ProcessWorkload | None:
     groups = [*groups]
     for checked, unchecked in zip(_CHECKED, _UNCHECKED, strict=True):
         for group in groups:
-            found = (checked if group.checked else unchecked).search(group.path)
-            if found is not None:
-                assert found.lastgroup is not None
-                kind = WorkloadKind(found.lastgroup.partition("_")[0])
-                name = found[found.lastgroup]
+            match = (checked if group.checked else unchecked).search(group.path)
+            if match is not None:
+                assert match.lastgroup is not None
+                kind = WorkloadKind(match.lastgroup.partition("_")[0])
+                name = match[match.lastgroup]
                 # systemd's names of slices keep dashes for their parents.
                 return ProcessWorkload(
                     kind, name.replace("_", "-") if kind is WorkloadKind.POD else name
@@ -183,10 +183,10 @@ class ControlGroups:
         for name in path.split("/"):  # the first one is empty: the root of the hierarchy
             group = f"{owned}/{name}" if name else ""
             try:
-                found = os.lstat(f"{folder}{group}")
+                status = os.lstat(f"{folder}{group}")
             except OSError:
                 break  # the group was removed after its last process exited
-            if found.st_uid != self._owner or found.st_mode & 0o022:
+            if status.st_uid != self._owner or status.st_mode & 0o022:
                 break
             owned = group
         return owned or "/"
@@ -227,15 +227,15 @@ class JobGroups:
         """The jobs among these that have a control group with a process."""
         wanted = set(jobs)
         self._known = {job: path for job, path in self._known.items() if job in wanted}
-        found = {job for job, path in self._known.items() if _is_used(path)}
-        missing = wanted - found
+        present = {job for job, path in self._known.items() if _is_used(path)}
+        missing = wanted - present
         if missing:
             jobs = (WorkloadKind.JOB, WorkloadKind.POD)
             for _, group, workload in workload_groups(jobs, self._root, self._owner):
                 if workload.name in missing and _is_used(group):
-                    found.add(workload.name)
+                    present.add(workload.name)
                     self._known[workload.name] = group
-        return found
+        return present
 
 
 def workload_groups(
@@ -256,8 +256,8 @@ def workload_groups(
 def trusts(entry: os.DirEntry[str], owner: int) -> bool:
     """Whether a user owns a group, and nobody else may write to it."""
     with contextlib.suppress(OSError):
-        found = entry.stat(follow_symlinks=False)
-        return found.st_uid == owner and not found.st_mode & 0o022
+        status = entry.stat(follow_symlinks=False)
+        return status.st_uid == owner and not status.st_mode & 0o022
     return False
 
 

@@ -73,23 +73,23 @@ class CpuUse:
     def _groups(self) -> Iterator[tuple[str, str, ProcessWorkload]]:
         """The outermost groups of workloads; of a service the jobs in it, as slurmd may be one."""
         root = hierarchy(self._root)
-        for found in workload_groups([*WorkloadKind], root, self._owner):
-            path, folder, workload = found
+        for group in workload_groups([*WorkloadKind], root, self._owner):
+            path, folder, workload = group
             inner = []
             if workload.kind is WorkloadKind.SERVICE:
                 inner = [*workload_groups(_NO_SERVICES, folder, self._owner, path)]
-            yield from inner or [found]
+            yield from inner or [group]
 
     def _account(self, path: str, folder: str, workload: ProcessWorkload) -> Account | None:
         known = self._accounts.get(path)
         if known is not None:
             return known
         if workload.kind is WorkloadKind.SERVICE:
-            found = SYSTEM
+            account = SYSTEM
         elif workload.kind is WorkloadKind.USER:
-            found = Account(Kind.USER, uid=int(workload.name))
+            account = Account(Kind.USER, uid=int(workload.name))
         elif workload.kind is WorkloadKind.POD:
-            found = Account(Kind.POD, f"{UNKNOWN_NAMESPACE}/{workload.name}")
+            account = Account(Kind.POD, f"{UNKNOWN_NAMESPACE}/{workload.name}")
         else:
             uid = next(
                 (uid for pid in _pids(folder, 0) if (uid := self._uid_of(pid)) is not None), None
@@ -98,9 +98,9 @@ class CpuUse:
                 return None  # its processes have exited, so its user is not known
             job = workload.kind is WorkloadKind.JOB
             name = workload.name if job else workload.name[:SHORT_ID]
-            found = Account(Kind.JOB if job else Kind.CONTAINER, name, uid=uid)
-        self._accounts[path] = found
-        return found
+            account = Account(Kind.JOB if job else Kind.CONTAINER, name, uid=uid)
+        self._accounts[path] = account
+        return account
 
 
 def hierarchy(root: str) -> str:

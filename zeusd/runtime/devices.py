@@ -113,11 +113,11 @@ class Inspector:
             except DeviceError as error:
                 self._failed(control, error)
         offered = frozenset(one for one, there in self._offered.items() if there)
-        found = GpuFacts(_describe(self._nvml, self._index, gpu, offered, limits), values), gpu
+        look = GpuFacts(_describe(self._nvml, self._index, gpu, offered, limits), values), gpu
         news = not self._named or offered != self._reported
         self._named, self._reported = True, offered
         self.trouble.works()
-        return found if news else None
+        return look if news else None
 
     def _failed(self, control: Control, error: DeviceError) -> None:
         self._offered.pop(control, None)
@@ -133,9 +133,9 @@ def inspect_gpu(nvml: Backend, index: int) -> tuple[GpuFacts, Handle]:
     Raises:
         DeviceError: The GPU cannot even be named.
     """
-    found = Inspector(nvml, index).look()
-    assert found is not None
-    return found
+    gpu = Inspector(nvml, index).look()
+    assert gpu is not None
+    return gpu
 
 
 def _describe(
@@ -265,20 +265,20 @@ class DeviceFinder:
             # Pause between attempts on a GPU whose properties are not all known yet.
             if self._stop.wait(min(1.0, self._retry_s)):
                 return
-            found = []
+            gpus = []
             for inspector in unsettled:
                 with contextlib.suppress(DeviceError):
                     news = inspector.look()
                     if news is not None:
-                        found.append(news)
-            if found:
-                self._report(found)
+                        gpus.append(news)
+            if gpus:
+                self._report(gpus)
 
     def _find(self) -> None:
         """Reports the GPUs."""
         self._nvml.init()
         self._initialised = True
-        found: list[tuple[GpuFacts, Handle]] = []
+        gpus: list[tuple[GpuFacts, Handle]] = []
         try:
             count = self._nvml.device_count()
             if not count:
@@ -296,7 +296,7 @@ class DeviceFinder:
                 failed.append(error)
             else:
                 assert news is not None
-                found.append(news)
+                gpus.append(news)
         if len(failed) == count and failed[0].outcome is CallOutcome.TRANSIENT:
             self._initialised = False
             attempt(self._nvml.shutdown)
@@ -304,8 +304,8 @@ class DeviceFinder:
         self.error = None
         self.trouble.works()
         self._inspectors = inspectors
-        self._report(found)
+        self._report(gpus)
 
-    def _report(self, found: list[tuple[GpuFacts, Handle]]) -> None:
+    def _report(self, gpus: list[tuple[GpuFacts, Handle]]) -> None:
         version = attempt(self._nvml.driver_version)
-        self._on_found(Found(version, self._driver_id(), found))
+        self._on_found(Found(version, self._driver_id(), gpus))

@@ -45,14 +45,14 @@ class DriverThreads:
         nvml: MeteredBackend,
         sampling: Sampling,
         done: Callable[[int, object], None],
-        found: Callable[[Found], None],
+        on_found: Callable[[Found], None],
         driver_id: Callable[[], str],
         retry_s: float = RETRY_S,
     ) -> None:
         self._nvml = nvml
         self._sampling = sampling
         self._done = done
-        self._found = found
+        self._found = on_found
         self._driver_id = driver_id
         self._retry_s = retry_s
         self._workers: dict[str, GpuWorker] = {}
@@ -73,17 +73,19 @@ class DriverThreads:
         """Begins to look for GPUs."""
         self.finder.start()
 
-    def attach(self, found: Found) -> None:
+    def attach(self, inventory: Found) -> None:
         """GPUs were found: each gets a worker, and is sampled."""
         self._reopening = False
-        for facts, handle in found.gpus:
+        for facts, handle in inventory.gpus:
             uuid = facts.info.uuid
             if uuid not in self._workers:
                 self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done)
                 self._missing.setdefault(uuid, OpenFailure("gpu", uuid)).works()
         for uuid in self._missing.keys() - self._workers:
             self._missing[uuid].failed(f"{uuid} was not found again")
-        self._sampling.gpus_found(found.driver, [(facts.info, gpu) for facts, gpu in found.gpus])
+        self._sampling.gpus_found(
+            inventory.driver, [(facts.info, gpu) for facts, gpu in inventory.gpus]
+        )
 
     def submit(self, call: Read | Write) -> None:
         """A call about one GPU; `done` follows in any case."""
@@ -184,12 +186,12 @@ class DriverThreads:
 
 def open_device_files() -> tuple[str, ...]:
     """The driver's device files that this process has open."""
-    found = set()
+    paths = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
         if target.startswith(DEVICE_FILES):
-            found.add(target)
-    return tuple(sorted(found))
+            paths.add(target)
+    return tuple(sorted(paths))

@@ -295,8 +295,8 @@ class Engine:
 
     def _problems(self) -> list[NodeProblem]:
         ledger = () if self._accounting is None else (self._accounting.trouble,)
-        found = (*self._driver.troubles, *self.sampling.troubles, self._journal_trouble, *ledger)
-        return [trouble.problem for trouble in found if trouble.problem is not None]
+        troubles = (*self._driver.troubles, *self.sampling.troubles, self._journal_trouble, *ledger)
+        return [trouble.problem for trouble in troubles if trouble.problem is not None]
 
     # --------------------------------------------------------------------------------- internals
 
@@ -393,8 +393,8 @@ class Engine:
 
     def _initial(self, gpu: str) -> dict[Control, ControlValue]:
         machines = self.core.node.gpus[gpu].machines
-        found = {control: machine.bounds.initial for control, machine in machines.items()}
-        return {control: value for control, value in found.items() if value is not None}
+        values = {control: machine.bounds.initial for control, machine in machines.items()}
+        return {control: value for control, value in values.items() if value is not None}
 
     def _unlock(self, gpu: str) -> None:
         """Returns a GPU's lock, if nothing is pending on it any more."""
@@ -523,17 +523,17 @@ class Engine:
         self._note_sleep()
         self.apply(self.core.tick(time.monotonic_ns()))
 
-    def _found_on_thread(self, found: Found) -> None:
-        self._reactor.post(lambda: self._found(found))
+    def _found_on_thread(self, inventory: Found) -> None:
+        self._reactor.post(lambda: self._found(inventory))
 
-    def _found(self, found: Found) -> None:
-        self._driver.attach(found)
+    def _found(self, inventory: Found) -> None:
+        self._driver.attach(inventory)
         self.apply(
             self.core.gpus_found(
                 time.monotonic_ns(),
-                found.driver_version,
-                [self._as_before(facts) for facts, _ in found.gpus],
-                found.driver,
+                inventory.driver_version,
+                [self._as_before(facts) for facts, _ in inventory.gpus],
+                inventory.driver,
                 self._driver_entry,
             )
         )

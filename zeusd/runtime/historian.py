@@ -395,10 +395,10 @@ def _timeline(source: Source, query: GetTimeline) -> Generator[None, None, Timel
         finer = [one.column(0)[one.start] for one, _ in rings[position + 1 :] if one.end]
         end_ns = min([query.end_ns, *(begin_ns - 1 for begin_ns in finer)])
         rows = history.timeline(value, ring, query.start_ns, end_ns, limit - len(times))
-        for seen, (t_ns, found) in enumerate(rows, 1):
-            if found is not None:
+        for seen, (t_ns, number) in enumerate(rows, 1):
+            if number is not None:
                 times.append(t_ns)
-                values.append(found)
+                values.append(number)
             if seen % 100 == 0:
                 yield
     more = len(times) == limit

@@ -247,7 +247,7 @@ class Journal:
             fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             with open(fd, "r+b") as file:
                 # Older records first, so that none is in force again if this is interrupted.
-                erased = records.sub(lambda found: b"\n" * len(found[0]), file.read())
+                erased = records.sub(lambda match: b"\n" * len(match[0]), file.read())
                 file.seek(0)
                 file.write(erased)
                 file.flush()
@@ -349,10 +349,10 @@ class Journal:
 
     def _load(self) -> None:
         try:
-            found = self._path.lstat()
+            status = self._path.lstat()
         except FileNotFoundError:
             return
-        if not is_trusted(found):
+        if not is_trusted(status):
             put_aside(self._path, "is not a file that this user alone may write")
             return
         try:

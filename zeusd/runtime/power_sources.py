@@ -51,7 +51,7 @@ class PowerMeter:
 
 def find_power_meters(root: str = HWMON) -> list[PowerMeter]:
     """The power meter of each CPU socket, in the order of the sockets."""
-    found: dict[int, tuple[int, str, Path]] = {}
+    meters: dict[int, tuple[int, str, Path]] = {}
     for directory in sorted(Path(root).glob("hwmon*")):
         for place in (directory, directory / "device"):
             label = text_of(place / "power1_oem_info")
@@ -61,12 +61,12 @@ def find_power_meters(root: str = HWMON) -> list[PowerMeter]:
                 if match is None or path is None:
                     continue
                 socket = int(match.group(1))
-                known = found.get(socket)
+                known = meters.get(socket)
                 if known is None or rank < known[0]:
-                    found[socket] = rank, label, path
+                    meters[socket] = rank, label, path
     return [
         PowerMeter(CpuInfo(index=index, name=label, dram=False), path, _period_ns(path))
-        for index, (_, (_, label, path)) in enumerate(sorted(found.items()))
+        for index, (_, (_, label, path)) in enumerate(sorted(meters.items()))
     ]
 
 

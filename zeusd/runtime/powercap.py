@@ -46,7 +46,7 @@ class Package:
 
 def find_packages(root: str = POWERCAP) -> list[Package]:
     """The CPU packages whose energy this process may read, sorted by name."""
-    found: list[tuple[str, Zone, Zone | None]] = []
+    packages: list[tuple[str, Zone, Zone | None]] = []
     for path in sorted(Path(root).glob("intel-rapl:*")):
         if path.name.count(":") != 1:
             continue
@@ -55,11 +55,11 @@ def find_packages(root: str = POWERCAP) -> list[Package]:
             continue
         subs = sorted(path.glob(f"{path.name}:*"))
         drams = [_zone(sub) for sub in subs if text_of(sub / "name") == "dram"]
-        found.append((name, zone, next((dram for dram in drams if dram), None)))
-    found.sort(key=lambda one: [int(part) for part in one[0].split("-") if part.isdecimal()])
+        packages.append((name, zone, next((dram for dram in drams if dram), None)))
+    packages.sort(key=lambda one: [int(part) for part in one[0].split("-") if part.isdecimal()])
     return [
         Package(CpuInfo(index=index, name=name, dram=dram is not None), zone, dram)
-        for index, (name, zone, dram) in enumerate(found)
+        for index, (name, zone, dram) in enumerate(packages)
     ]
 
 

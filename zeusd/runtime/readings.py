@@ -32,15 +32,15 @@ def idle_uw(history: History) -> int | None:
     """The GPU's last power while the driver reported it as idle, uW; None: it did not."""
     ring = history.tiers[0]
     power, reasons = ring.column(_POWER), ring.column(_REASONS)
-    found: list[int] = []
+    readings: list[int] = []
     # Number of rows that are searched for idle ones.
     for number in range(ring.end - 1, max(ring.start, ring.end - 3600) - 1, -1):
         if reasons[number] & REASON_IDLE and power[number] > 0:
-            found.append(power[number])
+            readings.append(power[number])
             # Number of rows whose median is an idle GPU's power.
-            if len(found) == 60:
+            if len(readings) == 60:
                 break
-    return sorted(found)[len(found) // 2] * 1000 if found else None
+    return sorted(readings)[len(readings) // 2] * 1000 if readings else None
 
 
 def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> Iterator[FactSpan]:

@@ -147,7 +147,7 @@ class Reads:
         reading = _READINGS[type(request)]
         node, pending = (
             self._core.node,
-            self._track(conn, request, request.gpus, lambda found: Results(gpus=found)),
+            self._track(conn, request, request.gpus, lambda gpus: Results(gpus=gpus)),
         )
         for uuid in pending.names:
             if uuid not in node.gpus:
@@ -161,10 +161,10 @@ class Reads:
 
     def _fresh(self, uuid: str, reading: ReadingMade) -> Message | None:
         """A recent result that may be reused; None: there is none."""
-        found = self._known.get((uuid, reading))
-        if found is None:
+        known = self._known.get((uuid, reading))
+        if known is None:
             return None
-        read_ns, result = found
+        read_ns, result = known
         lasts_ns = PROCESSES_NS
         if reading is ReadingMade.STATE:
             # Longest time for which a GPU's state is reused.
@@ -217,7 +217,9 @@ class Reads:
     def _look_up(self, conn: int, request: PastRequest, query: WindowsQuery | GetTimeline) -> None:
         node, pending = (
             self._core.node,
-            self._track(conn, request, request.sources, lambda found: PastResults(sources=found)),
+            self._track(
+                conn, request, request.sources, lambda sources: PastResults(sources=sources)
+            ),
         )
         names = [name for name in pending.names if name in node.gpus or name in node.sources]
         for name in pending.names:

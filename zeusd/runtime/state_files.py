@@ -42,14 +42,14 @@ def prepare_directory(directory: Path) -> None:
     for _ in range(2):
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-        found = directory.lstat()
-        if stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+        status = directory.lstat()
+        if stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid():
             with contextlib.suppress(OSError):
-                found = directory.stat()
-        mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
-        if stat.S_ISDIR(found.st_mode) and mine:
+                status = directory.stat()
+        mine = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        if stat.S_ISDIR(status.st_mode) and mine:
             return
-        if not (stat.S_ISDIR(found.st_mode) and _was_zeusds(directory)):
+        if not (stat.S_ISDIR(status.st_mode) and _was_zeusds(directory)):
             break  # such as a user's home
         put_aside(directory, _NOT_MINE)
     raise JournalError(

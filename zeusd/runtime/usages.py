@@ -212,7 +212,7 @@ class Usages:
         }
         page = self._pages.get(call.uid)
         if request.offset and page is not None and page[0] == question:
-            found, begins_s = page[2:]
+            usage, begins_s = page[2:]
         else:
             failure = self._refresh()
             if failure is not None:
@@ -220,15 +220,15 @@ class Usages:
             with open_to_read(self._directories[request.device]) as connection:
                 reader = Reader(connection, request.gpus)
                 try:
-                    found = yield from usage_of(reader, request, call.reader)
+                    usage = yield from usage_of(reader, request, call.reader)
                 except TooManySums as error:
                     return Failure(ErrorCode.OVERLOADED, str(error))
                 begins_s = reader.begins_s()
-        answer = page_of(found, request, begins_s)
+        answer = page_of(usage, request, begins_s)
         self._pages.pop(call.uid, None)
         # Long replies that are kept, one for each user.
         if answer.more and len(self._pages) < 4:
-            self._pages[call.uid] = (question, now_ns, found, begins_s)
+            self._pages[call.uid] = (question, now_ns, usage, begins_s)
         return answer
 
 
@@ -241,16 +241,16 @@ def usage_of(
     )
 
 
-def page_of(found: UsageAnswer, request: GetUsage, begins_s: int | None) -> replies.Usage:
+def page_of(usage: UsageAnswer, request: GetUsage, begins_s: int | None) -> replies.Usage:
     """The requested part of an answer."""
     end = request.offset + MAX_SUMS
     return replies.Usage(
         sums=[
             UsageSum(**{**asdict(one), "methods": sorted(one.methods)})
-            for one in found.sums[request.offset : end]
+            for one in usage.sums[request.offset : end]
         ],
-        more=len(found.sums) > end,
-        metered_uj=found.metered_uj,
+        more=len(usage.sums) > end,
+        metered_uj=usage.metered_uj,
         begins_s=begins_s,
-        settled_ms=found.settled_ms,
+        settled_ms=usage.settled_ms,
     )

@@ -98,8 +98,8 @@ def _enforced_profiles(
     """Workload power profiles in force; only GPUs that have some are asked."""
     if held[Control.POWER_PROFILE.value] is None:
         return None
-    found = attempt(nvml.enforced_power_profiles, gpu)
-    return None if found is None else list(found)
+    profiles = attempt(nvml.enforced_power_profiles, gpu)
+    return None if profiles is None else list(profiles)
 
 
 def read_energy(nvml: Backend, gpu: Handle) -> EnergyReading:
@@ -144,10 +144,10 @@ def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
 def read_processes(nvml: Backend, gpu: Handle) -> GpuProcesses:
     """The processes that have a context on the GPU."""
     t_ns = time.monotonic_ns()
-    found = []
+    processes = []
     for process in nvml.processes(gpu):
         memory = process.memory_bytes
-        found.append(
+        processes.append(
             ProcessInfo(
                 pid=process.pid,
                 uid=owner_of(process.pid),
@@ -163,7 +163,7 @@ def read_processes(nvml: Backend, gpu: Handle) -> GpuProcesses:
         MigDevice(uuid=part.uuid, gpu_instance=part.gpu_instance, slices=part.slices, of=part.of)
         for part in parts
     ]
-    return GpuProcesses(t_ns=t_ns, processes=found, mig_devices=devices)
+    return GpuProcesses(t_ns=t_ns, processes=processes, mig_devices=devices)
 
 
 _READERS: dict[ReadingMade, Callable[[Backend, Handle], object]] = {
@@ -199,14 +199,14 @@ def write_checked(
     return device.write_verified(call.value, before, call.sure, call.others)
 
 
-def _is_ours(call: Write, found: ControlValue, limits: Callable[[], tuple[int, int]]) -> bool:
+def _is_ours(call: Write, current: ControlValue, limits: Callable[[], tuple[int, int]]) -> bool:
     """Whether the driver may have made this of an earlier write that was never confirmed."""
     spec = SPECS[call.control]
-    if is_rounded(found, call.doubts, spec.rounding):
+    if is_rounded(current, call.doubts, spec.rounding):
         return True
     if not call.doubts or spec.refused_target != "nearest":
         return False
-    return is_moved(found, call.doubts, limits())
+    return is_moved(current, call.doubts, limits())
 
 
 class GpuWorker:

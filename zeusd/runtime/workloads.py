@@ -103,10 +103,10 @@ def total_of(kind: str, name: str, uid: int, row: ChargeRow, parts: Estimates) -
 
 def sum_of(rows: Iterable[ChargeRow]) -> ChargeRow:
     """The sum of rows."""
-    found = ChargeRow()
+    total = ChargeRow()
     for row in rows:
-        found.add(row)
-    return found
+        total.add(row)
+    return total
 
 
 def unused_by_gpu(rows: Iterable[tuple[str, str, str, int, int]]) -> dict[str, GpuTotal]:

@@ -48,8 +48,8 @@ def receive_guarded(connection: socket.socket, size: int) -> bytes:
         DescriptorsSent: The data come with descriptors, and are left unread.
     """
     flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
-    data, _, found, _ = connection.recvmsg(size, 0, flags)
-    if found & socket.MSG_CTRUNC:
+    data, _, received, _ = connection.recvmsg(size, 0, flags)
+    if received & socket.MSG_CTRUNC:
         raise DescriptorsSent
     # Reads the same bytes: later ones come after them.
     return connection.recv(len(data), socket.MSG_DONTWAIT) if data else data

@@ -50,8 +50,8 @@ class SubordinateUids:
 
     def _look(self) -> None:
         try:
-            found = os.stat(self._path)
-            identity = (found.st_ino, found.st_mtime_ns)
+            status = os.stat(self._path)
+            identity = (status.st_ino, status.st_mtime_ns)
             if identity == self._identity:
                 return
             text = read_file(self._path, 16 << 20).decode(errors="replace")

@@ -274,7 +274,7 @@ def _properties(data: bytes) -> dict[bytes, bytes]:
     Raises:
         ProtocolError: They do not fill the command exactly.
     """
-    found: dict[bytes, bytes] = {}
+    properties: dict[bytes, bytes] = {}
     position = 0
     while position < len(data):
         value = position + 1 + data[position] + 4
@@ -282,5 +282,5 @@ def _properties(data: bytes) -> dict[bytes, bytes]:
         position = value + int.from_bytes(data[value - 4 : value], "big")
         if not name or value > len(data) or position > len(data):
             raise ProtocolError("metadata")
-        found[name.lower()] = data[value:position]
-    return found
+        properties[name.lower()] = data[value:position]
+    return properties

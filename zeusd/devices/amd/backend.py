@@ -133,14 +133,14 @@ class AmdBackend(TabledControls):
         return self._sockets[index]
 
     def _enumerate(self, library: Library) -> Iterator[Socket]:
-        found: list[tuple[int, list[int]]] = []
+        sockets: list[tuple[int, list[int]]] = []
         for socket in library.handles("get_socket_handles"):
             partitions = library.gpus_of(socket)
             if partitions:
                 bdf = library.read("get_gpu_device_bdf", partitions[0]).number("<Q")
-                found.append((bdf, partitions))
+                sockets.append((bdf, partitions))
         seen: set[str] = set()
-        for bdf, partitions in sorted(found):
+        for bdf, partitions in sorted(sockets):
             address = sysfs.address(bdf, 8)
             card = sysfs.Card(self._root, bdf)
             uuid = f"GPU-{card.unique_id() or 'AMD'}"
@@ -174,10 +174,10 @@ class AmdBackend(TabledControls):
 
     @override
     def device_file(self, gpu: Handle) -> str:
-        found = self._socket(gpu).card.render_node()
-        if found is None:
+        path = self._socket(gpu).card.render_node()
+        if path is None:
             raise amd_error(Status.NOT_SUPPORTED, "device_file", "the kernel lists no render node")
-        return found
+        return path
 
     @override
     def architecture(self, gpu: Handle) -> int:
@@ -210,8 +210,8 @@ class AmdBackend(TabledControls):
 
     def _node_of(self, partition: int) -> int:
         # This also asks the other GPUs, and a lost one must not make this one lost.
-        found = self._lib("get_gpu_kfd_info").read("get_gpu_kfd_info", partition)
-        return found.number("<I", layouts.KFD_NODE)
+        reply = self._lib("get_gpu_kfd_info").read("get_gpu_kfd_info", partition)
+        return reply.number("<I", layouts.KFD_NODE)
 
     def _place(self, gpu: Handle) -> int:
         """Index on the node."""
@@ -290,9 +290,9 @@ class AmdBackend(TabledControls):
 
     @override
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
-        found = self._read(gpu, "get_clk_freq", clocks.MEMORY)
-        count = min(found.number("<I", layouts.LEVEL_COUNT), layouts.LEVELS_MAX)
-        levels = found.numbers(f"<{count}Q", layouts.LEVELS)
+        reply = self._read(gpu, "get_clk_freq", clocks.MEMORY)
+        count = min(reply.number("<I", layouts.LEVEL_COUNT), layouts.LEVELS_MAX)
+        levels = reply.numbers(f"<{count}Q", layouts.LEVELS)
         return sorted({level // 1_000_000 for level in levels if level}, reverse=True)
 
     @override
@@ -366,11 +366,11 @@ class AmdBackend(TabledControls):
     def _limited_ns(self, socket: Socket) -> tuple[int | None, ...]:
         """The time limited by each reason."""
         try:
-            found = self._violations(socket)
+            reply = self._violations(socket)
         except DeviceError:
             return ()
         with socket.sensor_guard:
-            return socket.limited.ns(time.monotonic_ns(), found.numbers("<6Q", layouts.VIOLATIONS))
+            return socket.limited.ns(time.monotonic_ns(), reply.numbers("<6Q", layouts.VIOLATIONS))
 
     def _violations(self, socket: Socket) -> Buffer:
         """The status of violations, for which some versions take 0.1 s."""
@@ -418,11 +418,11 @@ class AmdBackend(TabledControls):
     def throttle_reasons(self, gpu: Handle) -> int:
         """The library's violations as the port's bits."""
         socket = self._socket(gpu)
-        read_ns, found = socket.violations or (0, Buffer())
+        read_ns, reply = socket.violations or (0, Buffer())
         # Age up to which a status of violations is not read again.
         if time.monotonic_ns() - read_ns > 200_000_000:
-            found = self._violations(socket)
-        active = found.numbers("<5B", self._lib("get_violation_status").layouts.violations)
+            reply = self._violations(socket)
+        active = reply.numbers("<5B", self._lib("get_violation_status").layouts.violations)
         if all(one not in (0, 1) for one in active):
             raise amd_error(Status.NOT_SUPPORTED, "amdsmi_get_violation_status")
         reasons = 0
@@ -435,11 +435,11 @@ class AmdBackend(TabledControls):
         """Processes of all partitions. Before ROCm 10, a process is listed on every GPU it
         opened."""
         socket = self._socket(gpu)
-        found: dict[int, int] = {}
+        memory_by_pid: dict[int, int] = {}
         for partition in socket.partitions:
             for pid, memory in self._listed(socket, partition):
-                found[pid] = max(found.get(pid, 0), memory)
-        return [GpuProcess(pid, found[pid], compute=True) for pid in sorted(found)]
+                memory_by_pid[pid] = max(memory_by_pid.get(pid, 0), memory)
+        return [GpuProcess(pid, memory_by_pid[pid], compute=True) for pid in sorted(memory_by_pid)]
 
     def _listed(self, socket: Socket, partition: int) -> Iterator[tuple[int, int]]:
         library = self._lib("get_gpu_process_list")
@@ -497,8 +497,8 @@ class AmdBackend(TabledControls):
         self._lib("get_processor_handles")
         if not any(gpu is socket for socket in self._sockets):
             raise amd_error(Status.INVALID, "amdsmi_get_processor_handles")
-        found: Socket = gpu
-        return found
+        socket: Socket = gpu
+        return socket
 
     def _read(self, gpu: Handle, name: str, *arguments: int) -> Buffer:
         socket, buffer = self._socket(gpu), Buffer()
@@ -516,10 +516,10 @@ class AmdBackend(TabledControls):
             return clocks.read_clocks(library, socket.first)
 
     def _memory(self, gpu: Handle, which: str) -> int:
-        found = self._socket(gpu).card.memory_bytes(which)
-        if found is None:
+        size = self._socket(gpu).card.memory_bytes(which)
+        if size is None:
             raise amd_error(Status.FILE, f"mem_info_vram_{which}", "sysfs has no such file")
-        return found // (1024 * 1024)
+        return size // (1024 * 1024)
 
     def _error(self, socket: Socket, code: int, name: str) -> DeviceError:
         return lost(socket, amd_error(code, f"amdsmi_{name}"))

@@ -50,10 +50,10 @@ def read_clocks(library: Library, gpu: int) -> ClockState:
     Raises:
         DeviceError: With `UNSUPPORTED` if the GPU does not accept ranges.
     """
-    found = library.read("get_gpu_od_volt_info", gpu)
+    reply = library.read("get_gpu_od_volt_info", gpu)
 
     def span(offset: int) -> Span:
-        low, high = found.numbers("<QQ", offset)
+        low, high = reply.numbers("<QQ", offset)
         return low // _MHZ, high // _MHZ
 
     limits = {GRAPHICS: span(layouts.SCLK_LIMITS), MEMORY: span(layouts.MCLK_LIMITS)}

@@ -86,5 +86,5 @@ def amd_error(
 ) -> DeviceError:
     """The error of a call of libamd_smi that returned `code`."""
     said = text or _TEXTS.get(code, "unknown error")
-    found = outcome or _OUTCOMES.get(code, CallOutcome.TRANSIENT)
-    return DeviceError(found, call, f"{said} (AMD SMI {code})", code)
+    kind = outcome or _OUTCOMES.get(code, CallOutcome.TRANSIENT)
+    return DeviceError(kind, call, f"{said} (AMD SMI {code})", code)

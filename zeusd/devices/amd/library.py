@@ -74,8 +74,8 @@ class Buffer:
 
     def number(self, form: str, offset: int = 0) -> int:
         """One integer, in a format of `struct`."""
-        found: int = struct.unpack_from(form, self.data, offset)[0]
-        return found
+        value: int = struct.unpack_from(form, self.data, offset)[0]
+        return value
 
     def numbers(self, form: str, offset: int = 0) -> tuple[int, ...]:
         """Several integers, in a format of `struct`."""
@@ -105,9 +105,9 @@ class Library:
         self._loaded = _load(path)
         self._functions: dict[str, Any] = {}
         self._guard: threading.Lock | None = threading.Lock()
-        found = Buffer()
-        self.call("get_lib_version", found.data)
-        major, minor = found.numbers("<II")
+        version = Buffer()
+        self.call("get_lib_version", version.data)
+        major, minor = version.numbers("<II")
         self.version = major, minor
         layouts = layouts_of(major)
         if layouts is None:
@@ -164,10 +164,10 @@ class Library:
         count = _U32(0)
         self.call(name, *of, ctypes.byref(count), None)
         room = count.value + 64  # the library may count devices that appeared since
-        found = (_P * room)()
+        handles = (_P * room)()
         count = _U32(room)
-        self.call(name, *of, ctypes.byref(count), found)
-        return [handle for handle in found[: min(count.value, room)] if handle]
+        self.call(name, *of, ctypes.byref(count), handles)
+        return [handle for handle in handles[: min(count.value, room)] if handle]
 
     def gpus_of(self, socket: int) -> list[int]:
         """Handles of a socket's GPU partitions."""

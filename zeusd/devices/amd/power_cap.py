@@ -15,9 +15,9 @@ class Cap:
     """The result of amdsmi_get_power_cap_info, in mW."""
 
     def __init__(self, library: Library, gpu: int) -> None:
-        found = library.read("get_power_cap_info", gpu, _SENSOR)
+        reply = library.read("get_power_cap_info", gpu, _SENSOR)
         fields = (layouts.CAP, layouts.CAP_MIN, layouts.CAP_MAX, layouts.CAP_DEFAULT)
-        cap, low, high, default = (found.number("<Q", offset) for offset in fields)
+        cap, low, high, default = (reply.number("<Q", offset) for offset in fields)
         # More than any socket accepts: 10 kW. Guests report all ones.
         if not 0 < high <= 10_000_000_000:
             # The library reports success even if only some of its reads worked.

@@ -30,9 +30,9 @@ class Presets:
     """
 
     def __init__(self, library: Library, gpu: int) -> None:
-        found = library.read("get_gpu_power_profile_presets", gpu, 0)
-        available = found.number("<Q", layouts.PRESETS)
-        self.mask = found.number("<Q", layouts.PRESET)
+        presets = library.read("get_gpu_power_profile_presets", gpu, 0)
+        available = presets.number("<Q", layouts.PRESETS)
+        self.mask = presets.number("<Q", layouts.PRESET)
         self.offered = [
             profile
             for profile in AMD_PROFILES

@@ -67,9 +67,9 @@ class Calls:
         if self._exclusive:
             self._socket.guard.release()
         if isinstance(error, DeviceError):
-            found = lost(self._socket, error)
-            if found is not error:
-                raise found from None
+            cause = lost(self._socket, error)
+            if cause is not error:
+                raise cause from None
 
 
 def lost(socket: Socket, error: DeviceError) -> DeviceError:

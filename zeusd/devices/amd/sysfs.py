@@ -55,8 +55,8 @@ class Card:
 
     def render_node(self) -> str | None:
         """The GPU's first device file for computing; None: there is none."""
-        found = sorted((self._folder / "drm").glob("renderD*"))
-        return f"/dev/dri/{found[0].name}" if found else None
+        nodes = sorted((self._folder / "drm").glob("renderD*"))
+        return f"/dev/dri/{nodes[0].name}" if nodes else None
 
     def vbios(self) -> str | None:
         """Version of its firmware; None: the driver does not say."""

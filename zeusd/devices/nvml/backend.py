@@ -166,18 +166,18 @@ class _FieldPlan:
 
     def part(self, counter: bool, averages: bool) -> _FieldPlan:
         """The plan of readings without the counter, or without averages over time."""
-        found = self._parts.get((counter, averages))
-        if found is not None:
-            return found
+        plan = self._parts.get((counter, averages))
+        if plan is not None:
+            return plan
         if counter and not self.serves(1):
             return self  # there may be no other power
-        found = _FieldPlan(
+        plan = _FieldPlan(
             field
             for field in self.fields
             if (counter or field.number != _ENERGY) and (averages or not field.slow)
         )
-        self._parts[counter, averages] = found
-        return found
+        self._parts[counter, averages] = plan
+        return plan
 
     def serve(self, field: _Field) -> None:
         field.served = True
@@ -497,8 +497,8 @@ class NvmlBackend(TabledControls):
         if code not in (Return.SUCCESS, Return.NOT_FOUND):
             raise nvml_error(int(code), call)
         number = count.value if code == Return.SUCCESS else 0
-        found = _SAMPLE.iter_unpack(memoryview(samples)[: _SAMPLE.size * number])
-        timed = ((t_us * 1000 - epoch_ns, power_mw) for t_us, power_mw in found)
+        records = _SAMPLE.iter_unpack(memoryview(samples)[: _SAMPLE.size * number])
+        timed = ((t_us * 1000 - epoch_ns, power_mw) for t_us, power_mw in records)
         # Times are rounded, so the first sample may be the last one that is known.
         low_ns = since_ns + _APART_NS
         return [(t_ns, mw) for t_ns, mw in timed if t_ns > low_ns and mw < _TOO_MUCH_MW]
@@ -523,7 +523,7 @@ class NvmlBackend(TabledControls):
             if error.code not in _ABSENT:
                 raise
             drawing = []
-        found: dict[tuple[int, int | None, int | None], GpuProcess] = {}
+        processes: dict[tuple[int, int | None, int | None], GpuProcess] = {}
         for compute, listed in ((False, drawing), (True, computing)):
             for one in listed:
                 key = (
@@ -531,11 +531,11 @@ class NvmlBackend(TabledControls):
                     _instance(getattr(one, "gpuInstanceId", None)),
                     _instance(getattr(one, "computeInstanceId", None)),
                 )
-                memory, known = one.usedGpuMemory, found.get(key)
+                memory, known = one.usedGpuMemory, processes.get(key)
                 if known is not None and known.memory_bytes is not None:
                     memory = max(known.memory_bytes, memory or 0)
-                found[key] = GpuProcess(key[0], memory, compute, *key[1:])
-        return [found[key] for key in sorted(found, key=lambda key: key[0])]
+                processes[key] = GpuProcess(key[0], memory, compute, *key[1:])
+        return [processes[key] for key in sorted(processes, key=lambda key: key[0])]
 
     @override
     def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
@@ -616,8 +616,8 @@ class NvmlBackend(TabledControls):
         key = ctypes.cast(gpu, ctypes.c_void_p).value
         plan = self._plans.get(key)
         if plan is None:
-            found = re.match(r"(\d+)\.(\d+)", self.driver_version())
-            renumbered = found is None or tuple(map(int, found.groups())) >= _RENUMBERED
+            version = re.match(r"(\d+)\.(\d+)", self.driver_version())
+            renumbered = version is None or tuple(map(int, version.groups())) >= _RENUMBERED
             superchip = _SUPERCHIP.search(self.name(gpu)) is not None
             plan = self._plans.setdefault(key, _FieldPlan(_wanted(superchip, renumbered)))
         # Keeps the handle too, so that no other object can have its id.
@@ -642,13 +642,13 @@ class NvmlBackend(TabledControls):
         took_ns = time.monotonic_ns() - before_ns
         if code:
             raise nvml_error(int(code), call)
-        found = plan.layout.unpack(plan.values)
-        if found[::3] != plan.types:
-            plan.types, plan.layout = _layout(found[::3])
-            found = plan.layout.unpack(plan.values)
+        values = plan.layout.unpack(plan.values)
+        if values[::3] != plan.types:
+            plan.types, plan.layout = _layout(values[::3])
+            values = plan.layout.unpack(plan.values)
         read: list[int | None] = [None] * _PLACES
         mishap = served = 0
-        for field, code, number in zip(fields, found[1::3], found[2::3], strict=True):
+        for field, code, number in zip(fields, values[1::3], values[2::3], strict=True):
             if code == 0:
                 # Boards that do not measure the power of their memory or module return zero without
                 # an error, and drivers that know no scopes return the GPU's.

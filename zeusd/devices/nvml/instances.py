@@ -36,7 +36,7 @@ class Instances:
 
     def of(self, gpu: Handle, measure: bool) -> list[MigInstance]:
         """The MIG instances of a GPU; with `measure`, also how busy each one was."""
-        found: list[tuple[str, int, int, int]] = []
+        instances: list[tuple[str, int, int, int]] = []
         for place in range(int(self._call("nvmlDeviceGetMaxMigDeviceCount", gpu))):
             try:
                 mig = self._call("nvmlDeviceGetMigDeviceHandleByIndex", gpu, place)
@@ -48,17 +48,17 @@ class Instances:
                 if error.code in (Return.NOT_FOUND, Return.INVALID_ARGUMENT):
                     continue  # no instance has this number, or it was just destroyed
                 raise
-            found.append(
+            instances.append(
                 (driver_text(uuid), instance, part, int(attributes.computeInstanceSliceCount))
             )
-        used: dict[int, float | None] = dict.fromkeys(instance for _, instance, _, _ in found)
+        used: dict[int, float | None] = dict.fromkeys(instance for _, instance, _, _ in instances)
         if measure:
             used = {instance: self._sm_percent(gpu, instance) for instance in used}
             self._forget_others(gpu, used)
-        size = self._size(gpu) if found else 0
+        size = self._size(gpu) if instances else 0
         return [
             MigInstance(uuid, instance, part, slices, size, used[instance])
-            for uuid, instance, part, slices in found
+            for uuid, instance, part, slices in instances
         ]
 
     def _size(self, gpu: Handle) -> int:

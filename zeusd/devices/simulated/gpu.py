@@ -177,11 +177,11 @@ class SimulatedGpu:
     @property
     def enforced_profiles(self) -> tuple[int, ...]:
         """Workload power profiles in force: of two that conflict, the one with the lower number."""
-        found: list[int] = []
+        enforced: list[int] = []
         for profile in self.model.profiles:
-            if profile.profile in self.profiles and not set(profile.conflicts) & set(found):
-                found.append(profile.profile)
-        return tuple(found)
+            if profile.profile in self.profiles and not set(profile.conflicts) & set(enforced):
+                enforced.append(profile.profile)
+        return tuple(enforced)
 
     @property
     def _in_force(self) -> list[SimulatedProfile]:

@@ -92,11 +92,11 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             if len(set(gpus)) < len(states):
                 raise ValueError("work names a simulated GPU twice")
             if isinstance(workload, str):
-                found = [
+                workloads = [
                     find_instructions(workload, state.model) or find_workload(workload, state.model)
                     for state in states
                 ]
-                workload = found[0]
+                workload = workloads[0]
             work = Work(self, states, workload, now_s, pid)
             for state in states:
                 state.contexts += 1

@@ -117,7 +117,7 @@ class SimulatedReadings(SimulatedDriver):
             lacks = state.spec.lacks
             if state.first is not state or "power" in lacks:
                 return SensorValues(now_ns, None, None, None, None)
-            found = SensorValues(
+            values = SensorValues(
                 t_ns=now_ns,
                 energy_mj=state.sensor.energy_mj(now_s)
                 if counter and model.energy_counter and "counter" not in lacks
@@ -130,9 +130,9 @@ class SimulatedReadings(SimulatedDriver):
                 current_limit_mw=state.enforced_limit_mw,
             )
             if model.superchip is None:
-                return found
+                return values
             module = (other for other in self._gpus if other.spec.module == state.spec.module)
-            return with_module(found, state, module, now_s)
+            return with_module(values, state, module, now_s)
 
     @override
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
@@ -190,7 +190,7 @@ def _limited_ns(gpu: SimulatedGpu, now_s: float) -> tuple[int | None, ...]:
 
 
 def with_module(
-    found: SensorValues, gpu: SimulatedGpu, module: Iterable[SimulatedGpu], now_s: float
+    values: SensorValues, gpu: SimulatedGpu, module: Iterable[SimulatedGpu], now_s: float
 ) -> SensorValues:
     """A GPU's readings with those of its memory and of its superchip.
 
@@ -204,12 +204,12 @@ def with_module(
     assert superchip is not None
     noise = (gpu.sensor.last_tick_s * 1000 + 37 * gpu.spec.index) % 17 / 8 - 1
     gpus_mw = sum(other.sensor.instant_mw(now_s) for other in module)
-    energy_mj = found.energy_mj
+    energy_mj = values.energy_mj
     if energy_mj is not None and superchip.counts_module:
         energy_mj += round(superchip.rest_w * gpu.sensor.last_tick_s * 1000)
     # Largest error of a module's power as reported by a GPU: each GPU samples it separately.
-    return found._replace(
+    return values._replace(
         energy_mj=energy_mj,
-        memory_power_average_mw=round((found.power_average_mw or 0) * superchip.memory_share),
+        memory_power_average_mw=round((values.power_average_mw or 0) * superchip.memory_share),
         module_power_mw=gpus_mw + round(superchip.rest_w * 1000 + noise * 4_000),
     )

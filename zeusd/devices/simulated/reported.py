@@ -47,12 +47,12 @@ def read_report(path: str) -> list[ReportedGpu]:
         raise ValueError(f"{path} is not a report of `zeusctl probe`: {error}") from None
     try:
         driver = str(body["software"]["driver"])
-        found = [_gpu(one, driver) for one in body["gpus"]]
+        gpus = [_gpu(one, driver) for one in body["gpus"]]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"{path} is a damaged report: {error} is missing or wrong") from None
-    if not found:
+    if not gpus:
         raise ValueError(f"{path} reports no GPU that could be opened; probe as another user")
-    return found
+    return gpus
 
 
 def _gpu(gpu: Mapping[str, Any], driver: str) -> ReportedGpu:

@@ -24,8 +24,8 @@ class SimulatedSettings(SimulatedDriver):
 
     def _control_calls(self) -> dict[Control, ControlCalls]:
         def limits(gpu: Handle) -> tuple[int, int]:
-            found = self.power_limits(gpu)
-            return found.min_mw, found.max_mw
+            current = self.power_limits(gpu)
+            return current.min_mw, current.max_mw
 
         def since(first: int) -> Callable[[Handle], bool]:
             return lambda gpu: self.architecture(gpu) in (*range(first, 1000), AMD)

@@ -62,8 +62,8 @@ class GpuSpec:
     @property
     def uuid(self) -> str:
         """The UUID, which depends on the node and the GPU's index only and survives restarts."""
-        found = uuid.uuid5(_NAMESPACE, f"{self.index}:{self.model.key}:{self.seed}")
-        return f"GPU-{found.hex[:16] if self.model.architecture == AMD else found}"
+        name = uuid.uuid5(_NAMESPACE, f"{self.index}:{self.model.key}:{self.seed}")
+        return f"GPU-{name.hex[:16] if self.model.architecture == AMD else name}"
 
     @property
     def partitionable(self) -> bool:

@@ -49,23 +49,23 @@ def process_uses(
     """The newest sample of each process that used the GPU since a time."""
     if spec.mig:
         raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceGetProcessUtilization")
-    found = []
+    uses = []
     for tenant in tenants:
         t_us = now_us - (now_us + 37_000 * tenant.pid) % SAMPLE_US
         if busy and tenant.sm_percent and t_us > since_us:
-            found.append(ProcessUse(tenant.pid, t_us, tenant.sm_percent))
-    return found
+            uses.append(ProcessUse(tenant.pid, t_us, tenant.sm_percent))
+    return uses
 
 
 def mig_instances(
     spec: GpuSpec, tenants: Sequence[Tenant], busy: bool, measure: bool
 ) -> list[MigInstance]:
     """The MIG instances of a GPU, each with one compute instance."""
-    found = []
+    instances = []
     for number, slices in enumerate(spec.mig, 1):
         used = sum(tenant.sm_percent for tenant in tenants if tenant.gpu_instance == number)
         measured = measure and spec.model.architecture >= GPM_ARCHITECTURE
         percent = float(min(100, used) if busy else 0) if measured else None
         name = f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{spec.uuid}:{number}')}"
-        found.append(MigInstance(name, number, 0, slices, MIG_SLICES, percent))
-    return found
+        instances.append(MigInstance(name, number, 0, slices, MIG_SLICES, percent))
+    return instances
