@@ -221,11 +221,11 @@ def complete_schema(context: click.Context, _: click.Parameter, begun: str) -> l
 
 
 def _programs(begun: str) -> set[str]:
-    found = set()
+    names = set()
     for folder in os.get_exec_path():
         try:
             with os.scandir(folder) as entries:
-                found |= {entry.name for entry in entries if entry.name.startswith(begun)}
+                names |= {entry.name for entry in entries if entry.name.startswith(begun)}
         except OSError:
             continue  # shells skip it too
-    return found
+    return names

@@ -38,8 +38,8 @@ def examine(session: Session) -> Iterator[Check]:
         for check in machine_checks.hardware_checks():
             if node is not None and node.gpus and check.state == "fault":
                 # Only zeusd needs them; this process may be in a container without them.
-                found = f"{check.found} as seen from here, but zeusd has its GPUs"
-                yield note(check.name, found)
+                sentence = f"{check.found} as seen from here, but zeusd has its GPUs"
+                yield note(check.name, sentence)
             else:
                 yield check
     yield connection
@@ -59,8 +59,8 @@ def examine(session: Session) -> Iterator[Check]:
 
 def _package() -> Iterator[Check]:
     """Yields a fault if ml-energy/zeus is installed over the library."""
-    found = importlib.util.find_spec("zeus")
-    folder = found is not None and found.origin is not None and os.path.dirname(found.origin)
+    spec = importlib.util.find_spec("zeus")
+    folder = spec is not None and spec.origin is not None and os.path.dirname(spec.origin)
     problem = overlap(folder) if folder else None
     if problem is not None:
         what, _, remedy = problem.partition("; keep one: ")
@@ -89,8 +89,8 @@ def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
     try:
         node = session.node
     except ZeusIpcError as error:
-        found, _, remedy = error.message.rpartition("; ")
-        return None, fault("socket", found, remedy)
+        problem, _, remedy = error.message.rpartition("; ")
+        return None, fault("socket", problem, remedy)
     since = duration(seconds_since(node.started_ns))
     return node, ok("socket", f"{path} answers; zeusd {node.daemon_version} is up {since}")
 
@@ -132,8 +132,10 @@ def _systemd(simulated: bool) -> Iterator[Check]:
         if state.get("ActiveState") != "active":
             remedy = f"`systemctl start {unit}`; if it ends again, see `journalctl -u {unit}`"
             said = _last_error(unit)
-            found = f"{unit} is {state.get('ActiveState')}" + (f"; it said: {said}" if said else "")
-            yield fault("systemd", found, remedy)
+            sentence = f"{unit} is {state.get('ActiveState')}" + (
+                f"; it said: {said}" if said else ""
+            )
+            yield fault("systemd", sentence, remedy)
             return
     yield ok("systemd", "zeusd's units are active")
 
@@ -163,15 +165,15 @@ def _configuration(node: NodeInfo | None) -> Iterator[Check]:
     from zeusd.config_check import findings
 
     try:
-        found = findings(load(str(path)), None if node is None else node.gpus or None)
+        sentences = findings(load(str(path)), None if node is None else node.gpus or None)
     except ConfigError as error:
         text = str(error).replace("\n", "; ")
         yield fault("config", text, "correct it: zeusd would not start, or reload, with it")
         return
-    for sentence in found:
+    for sentence in sentences:
         if sentence not in in_force:
             yield note("config", f"{path}: {sentence}", "correct the rule, or delete it")
-    if not found:
+    if not sentences:
         yield ok("config", f"{path} is valid")
 
 
@@ -201,22 +203,24 @@ def _own_zeusd(session: Session, node: NodeInfo, shared: bool) -> Iterator[Check
     if not machine_checks.in_host_pid_namespace():
         remedy = "start its container with --pid=host (Kubernetes: hostPID: true)"
         if shared:
-            found = (
+            problem = (
                 "zeusd is in this container's own pid namespace, and refuses all clients outside"
             )
-            yield fault("container", found, remedy)
+            yield fault("container", problem, remedy)
         else:
-            found = "zeusd serves this container alone: it would not see processes outside"
-            yield note("container", found, f"{remedy}, and share {os.path.dirname(session.socket)}")
+            problem = "zeusd serves this container alone: it would not see processes outside"
+            yield note(
+                "container", problem, f"{remedy}, and share {os.path.dirname(session.socket)}"
+            )
     if node.simulated is not None:
         return
     try:
         if not has_sys_admin(zeusd):
-            found = "zeusd has no CAP_SYS_ADMIN, so the driver refuses every change"
-            yield fault("rights", found, "start its container with --cap-add SYS_ADMIN")
+            problem = "zeusd has no CAP_SYS_ADMIN, so the driver refuses every change"
+            yield fault("rights", problem, "start its container with --cap-add SYS_ADMIN")
         elif machine_checks.in_user_namespace(zeusd):
-            found = "zeusd is in a user namespace, so the driver refuses every change"
-            yield fault("rights", found, "start it as root, without --userns or userns-remap")
+            problem = "zeusd is in a user namespace, so the driver refuses every change"
+            yield fault("rights", problem, "start it as root, without --userns or userns-remap")
     except OSError:
         return  # it has just ended, which another line reports
 
@@ -236,10 +240,10 @@ def _visible(node: NodeInfo) -> Check:
         f"a program's GPU {number} is GPU {gpu.index} here" for number, gpu in enumerate(seen)
     )
     if text is None:
-        found = "CUDA_VISIBLE_DEVICES is unset: programs see all GPUs"
+        sentence = "CUDA_VISIBLE_DEVICES is unset: programs see all GPUs"
         if len(seen) < len(node.gpus):
-            found += f" that may be opened here: {mapping}"
-        return ok("visible", found)
+            sentence += f" that may be opened here: {mapping}"
+        return ok("visible", sentence)
     if not seen:
         remedy = "name GPUs by index or UUID, each once"
         return fault("visible", f"with CUDA_VISIBLE_DEVICES={text} programs see no GPU", remedy)

@@ -58,8 +58,8 @@ def _summary(verb: str) -> str:
     module, _, name = VERBS[verb].partition(":")
     source = pathlib.Path(__file__).with_name("commands").joinpath(f"{module}.py").read_text()
     form = rf'^def {name or verb}\(.*?-> None:\n    """(.*?)(?:"""|$)'
-    found = re.search(form, source, re.DOTALL | re.MULTILINE)
-    return found[1] if found is not None else ""
+    match = re.search(form, source, re.DOTALL | re.MULTILINE)
+    return match[1] if match is not None else ""
 
 
 class _ReaderGoneError(Exception):
@@ -87,8 +87,8 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module, _, name = VERBS[cmd_name].partition(":")
-        found = import_module(f"zeusctl.commands.{module}")
-        command: click.Command = getattr(found, name or cmd_name)
+        verb_module = import_module(f"zeusctl.commands.{module}")
+        command: click.Command = getattr(verb_module, name or cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -175,21 +175,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _fail(error: Exception, json_wanted: bool) -> int:
     """Reports what went wrong in one sentence. Returns the exit code."""
-    found, hint = _as_command_error(error), ""
+    command_error, hint = _as_command_error(error), ""
     if isinstance(error, click.UsageError) and error.ctx is not None and not _here(error):
         hint = f" (see `{error.ctx.command_path} --help`)"
-    message = str(found)
+    message = str(command_error)
     click.echo(f"zeusctl: {message.rstrip('.')}{hint}", err=True)
     if json_wanted:
         from zeusctl.reports import Failed
 
-        code = int(found.exit_code)
-        failed = Failed(at=now(), code=found.code, message=message, exit_code=code)
+        code = int(command_error.exit_code)
+        failed = Failed(at=now(), code=command_error.code, message=message, exit_code=code)
         try:
             click.echo(failed.json())
         except OSError:
             discard_output()
-    return found.exit_code
+    return command_error.exit_code
 
 
 def _as_command_error(error: Exception) -> CommandError:

@@ -219,23 +219,23 @@ class Entity:
 @cache
 def _fields(kind: Any) -> dict[str, Column[Any]]:
     """The column of each field."""
-    found = {}
+    columns = {}
     for one in fields(kind):
         column = one.metadata.get("column", Column())
         name, optional = column.name or one.name, str(one.type).endswith("| None")
-        found[one.name] = replace(column, name=name, get=attrgetter(one.name), optional=optional)
-    return found
+        columns[one.name] = replace(column, name=name, get=attrgetter(one.name), optional=optional)
+    return columns
 
 
 @cache
 def columns_of(kind: Any) -> Columns[Any]:
     """An entity's columns. Those of a part follow the part's own, which only the table has."""
-    found: list[Column[Any]] = []
+    columns: list[Column[Any]] = []
     for name, one in _fields(kind).items():
-        found.append(one if one.part is None else replace(one, name=""))
+        columns.append(one if one.part is None else replace(one, name=""))
         parts = columns_of(one.part) if one.part is not None else ()
-        found += [replace(sub, get=partial(_inside, name, sub)) for sub in parts]
-    return found
+        columns += [replace(sub, get=partial(_inside, name, sub)) for sub in parts]
+    return columns
 
 
 def _inside(name: str, column: Column[Any], item: Any) -> Any:
@@ -386,8 +386,8 @@ class Output(Generic[E]):
         names = [column.name for column in self._columns]
         rows = [[column.value(item) for column in self._columns] for item in items(report)]
         if self._json:
-            at, found = report.at.isoformat(), [dict(zip(names, row, strict=True)) for row in rows]
-            return [json.dumps({"schema": "zeusctl.rows/1", "at": at, "rows": found}, default=str)]
+            at, body = report.at.isoformat(), [dict(zip(names, row, strict=True)) for row in rows]
+            return [json.dumps({"schema": "zeusctl.rows/1", "at": at, "rows": body}, default=str)]
         if self._form == "csv":
             cells = [["" if value is None else _text(value) for value in row] for row in rows]
             return csv_lines([*([names] if first else []), *cells])

@@ -110,7 +110,7 @@ def read(folder: Path) -> list[Row]:
             f"{folder} has no files {PREFIX}*.csv or .parquet; run `zeusctl energy --export`",
             UNKNOWN_JOB,
         )
-    found: dict[tuple[str, int], tuple[int, list[Row]]] = {}
+    newest: dict[tuple[str, int], tuple[int, list[Row]]] = {}
     for path in paths:
         here: dict[tuple[str, int], list[Row]] = {}
         for row in _parse(path):
@@ -118,9 +118,9 @@ def read(folder: Path) -> list[Row]:
         for key, rows in here.items():
             metered_uj = sum(row.active_uj for row in rows if row.kind == METERS)
             # If several files have it, use the most complete one, or else the newest.
-            if metered_uj >= found.get(key, (0, []))[0]:
-                found[key] = (metered_uj, rows)
-    return [row for _, rows in found.values() for row in rows]
+            if metered_uj >= newest.get(key, (0, []))[0]:
+                newest[key] = (metered_uj, rows)
+    return [row for _, rows in newest.values() for row in rows]
 
 
 def _parse(path: Path) -> Iterator[Row]:
@@ -143,7 +143,7 @@ def usage_of(
     from zeus_ipc.replies import Usage, UsageSum
     from zeus_ipc.requests import BUCKET_S
 
-    found: dict[tuple[int, str, str, str, int, str], list[Row]] = {}
+    by_account: dict[tuple[int, str, str, str, int, str], list[Row]] = {}
     metered = [0] * (len(edges) - 1)
     for row in rows:
         interval = bisect_right(edges, row.begin_s) - 1
@@ -155,7 +155,7 @@ def usage_of(
         label = _label(row, by)
         if (uid is None or row.uid == uid) and (not name or _is_named(name, *label[1:3])):
             key = (interval, *label, row.methods if by_method else "")
-            found.setdefault(key, []).append(row)
+            by_account.setdefault(key, []).append(row)
     sums = [
         UsageSum.model_validate(
             {
@@ -164,7 +164,7 @@ def usage_of(
                 "methods": sorted({one for row in some for one in row.methods.split("+") if one}),
             }
         )
-        for key, some in found.items()
+        for key, some in by_account.items()
     ]
     sums.sort(key=lambda one: (one.interval, -(one.active_uj + one.idle_uj)))
     begins = min((row.begin_s for row in rows), default=None)

@@ -95,14 +95,14 @@ def profiles_check(folder: Path = CAPABILITIES, devices: Path = Path("/dev")) ->
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
         try:
-            found = dict(_NUMBER.findall(file.read_text(errors="replace")))
+            numbers = dict(_NUMBER.findall(file.read_text(errors="replace")))
         except OSError:
             continue  # a folder, or it has just gone
         named = _OF_PROFILES.search(name) is not None
-        if not (named and {"DeviceFileMinor", "DeviceFileMode"} <= found.keys()):
+        if not (named and {"DeviceFileMinor", "DeviceFileMode"} <= numbers.keys()):
             continue
-        device = devices / "nvidia-caps" / f"nvidia-cap{found['DeviceFileMinor']}"
-        who = _readers(device, int(found["DeviceFileMode"]))
+        device = devices / "nvidia-caps" / f"nvidia-cap{numbers['DeviceFileMinor']}"
+        who = _readers(device, int(numbers["DeviceFileMode"]))
         text = (
             f"workload power profiles without zeusd, by the driver's capability {name} ({device})"
         )
@@ -217,13 +217,13 @@ def mount_point_of(path: str) -> str:
     `os.path.ismount` does not see a folder that is mounted from the same file system.
     """
     path = os.path.abspath(path)
-    found = "/"
+    mount_point = "/"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         _, _, _, _, mounted, *_ = line.split()
         point = re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), mounted)
-        if len(point) > len(found) and (path == point or path.startswith(point + "/")):
-            found = point
-    return found
+        if len(point) > len(mount_point) and (path == point or path.startswith(point + "/")):
+            mount_point = point
+    return mount_point
 
 
 def listener_of(path: str) -> int | None:

@@ -66,32 +66,32 @@ class Devices:
 
 def number_of(file: str) -> int | None:
     """The number of a device file, from 0: of `/dev/nvidia3`, and of `/dev/dri/renderD131`."""
-    found = re.search(r"(renderD)?([0-9]+)$", file, re.IGNORECASE)
-    return None if found is None else int(found[2]) - (128 if found[1] else 0)
+    match = re.search(r"(renderD)?([0-9]+)$", file, re.IGNORECASE)
+    return None if match is None else int(match[2]) - (128 if match[1] else 0)
 
 
 def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, GpuPart]:
     """Returns the present MIG devices of GPUs, by UUID."""
     split = [gpu.uuid for gpu in gpus if gpu.mig_enabled]
-    found = client.processes(split) if split else {}
+    processes = client.processes(split) if split else {}
     return {
         device.uuid: GpuPart(uuid, device.slices, device.of, device.gpu_instance)
-        for uuid, listed in found.items()
+        for uuid, listed in processes.items()
         for device in listed.mig_devices
     }
 
 
 def together(parts: Iterable[GpuPart]) -> list[GpuPart]:
     """Returns one part for each GPU: several of one GPU are added up."""
-    found: dict[str, GpuPart] = {}
+    merged: dict[str, GpuPart] = {}
     for part in parts:
-        known = found.get(part.gpu)
+        known = merged.get(part.gpu)
         if known is not None:
             whole = not part.weight or not known.weight
             weight = 0 if whole else part.weight + known.weight
             part = GpuPart(part.gpu, weight, 0 if whole else max(part.parts, known.parts))
-        found[part.gpu] = part
-    return list(found.values())
+        merged[part.gpu] = part
+    return list(merged.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,12 @@ def _conditions(first: Receipt, second: Receipt) -> Iterator[tuple[str, object, 
 
 
 def _in_force(one: GpuReceipt) -> str:
-    found = [
+    texts = [
         f"{each.control} {each.new}"
         for each in one.changes
         if each.before and each.new not in ("unlocked", "none")
     ]
-    return ", ".join(sorted(text for text in found if "power_limit" not in text)) or "nothing set"
+    return ", ".join(sorted(text for text in texts if "power_limit" not in text)) or "nothing set"
 
 
 def _limit_text(one: GpuReceipt) -> str:

@@ -55,15 +55,15 @@ def select(text: str, gpus: Sequence[G]) -> list[G]:
     chosen: list[G] = []
     for part in text.split(","):
         part = part.strip()
-        found = _find(part, gpus)
-        if not found:
+        matches = _find(part, gpus)
+        if not matches:
             there = ", ".join(str(gpu.index) for gpu in gpus if gpu.index >= 0) or "none"
             raise CommandError(
                 f"there is no GPU {part!r} here; name one of {there}, a range such as "
                 "0-3, a UUID, or all",
                 ErrorCode.UNKNOWN_GPU,
             )
-        chosen += found
+        chosen += matches
     return [gpu for gpu in gpus if gpu in chosen]
 
 
@@ -72,8 +72,8 @@ def _find(part: str, gpus: Sequence[G]) -> list[G]:
         return list(gpus)
     wanted = indices(part)
     if wanted is not None:
-        found = [gpu for gpu in gpus if gpu.index in wanted]
-        return found if len(found) == len(wanted) else []
+        matches = [gpu for gpu in gpus if gpu.index in wanted]
+        return matches if len(matches) == len(wanted) else []
     if part.upper().startswith("GPU-"):
         matching = [gpu for gpu in gpus if gpu.uuid.lower().startswith(part.lower())]
         return matching if len(matching) == 1 else []

@@ -105,19 +105,19 @@ def parts_of(
         return []
     gres = read_gres(environment, hostname, root)
     if not uuids:
-        found = _at(positions, gres, devices, root)
+        parts = _at(positions, gres, devices, root)
     else:
-        found = [_known(devices.find(uuid), uuid) for uuid in uuids]
+        parts = [_known(devices.find(uuid), uuid) for uuid in uuids]
         if positions and gres.slots and not gres.detected and not has_mig(environment):
             listed = _at(positions, gres, devices, root)
-            if {part.gpu for part in listed} != {part.gpu for part in found}:
+            if {part.gpu for part in listed} != {part.gpu for part in parts}:
                 raise _refusal(
                     f"Slurm gave the job {', '.join(uuids)}, which are not the devices at "
                     f"{_positions(positions)} of {gres.path}; restart slurmd, which has read "
                     "another gres.conf"
                 )
     share = _share(environment, gres) if shares else (0, 0)
-    return together(part if part.weight else GpuPart(part.gpu, *share) for part in found)
+    return together(part if part.weight else GpuPart(part.gpu, *share) for part in parts)
 
 
 def _uuids(environment: Mapping[str, str]) -> list[str]:
@@ -135,10 +135,10 @@ def has_mig(environment: Mapping[str, str]) -> bool:
 
 def _numbers(text: str) -> list[int]:
     """Positions as in `0,2-3`; none of UUIDs."""
-    found = [] if not text or text.startswith(UUIDS) else indices(text)
-    if found is None:
+    numbers = [] if not text or text.startswith(UUIDS) else indices(text)
+    if numbers is None:
         raise _refusal(f"SLURM_JOB_GPUS={text} is neither positions (0,2-3) nor UUIDs")
-    return found
+    return numbers
 
 
 def _positions(positions: Sequence[int]) -> str:
@@ -175,7 +175,7 @@ def _at(positions: Sequence[int], gres: Gres, devices: Devices, root: str) -> li
                 "which; use AutoDetect=nvml, which gives its UUID"
             )
         return [_known(devices.find(file), file) for file in files]
-    found = []
+    parts = []
     orders = [one for one in _orders(devices.gpus, on_the_bus(root)) if len(one) > max(positions)]
     for position in positions:
         meant = {
@@ -188,10 +188,10 @@ def _at(positions: Sequence[int], gres: Gres, devices: Devices, root: str) -> li
                 f"{' or '.join(sorted(names))}: nothing is done; {_REMEDY}"
             )
         uuid = next(iter(meant), None)
-        found.append(
+        parts.append(
             _known(None if uuid is None else GpuPart(uuid), f"at position {position} of its list")
         )
-    return found
+    return parts
 
 
 def _orders(gpus: Sequence[GpuInfo], bus: Mapping[str, int | None]) -> list[list[GpuInfo | None]]:
@@ -300,18 +300,18 @@ def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
 
 def _expanded(text: str) -> list[str]:
     """The names of a list such as `gpu[01-04,7],login`."""
-    found: list[str] = []
+    hosts: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         bracket = re.fullmatch(r"([^\[]*)\[([0-9]+[0-9,-]*)\](.*)", part)
         if bracket is None:
-            found.append(part)
+            hosts.append(part)
             continue
         for one in bracket[2].split(","):
             first, _, last = one.partition("-")
             numbers = range(int(first or 0), int(last or first or 0) + 1)
             names = [f"{bracket[1]}{number:0{len(first)}}" for number in numbers]
-            found += [name + rest for name in names for rest in _expanded(bracket[3]) or [""]]
-    return found
+            hosts += [name + rest for name in names for rest in _expanded(bracket[3]) or [""]]
+    return hosts
 
 
 # -------------------------------------------------------------------------------------- gpu-freq

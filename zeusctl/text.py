@@ -63,14 +63,14 @@ def reasons(bits: int | None) -> list[str]:
 
 def indices(text: str) -> list[int] | None:
     """Parses `0,2-3`; None: it is something else."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         span = re.fullmatch(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*", part)
         some = () if span is None else range(int(span[1]), int(span[2] or span[1]) + 1)
         if not some:
             return None
-        found += some
-    return found
+        numbers += some
+    return numbers
 
 
 def parse_duration(text: str) -> float:
@@ -210,7 +210,7 @@ def resample(
     before.
     """
     each = (end - begin) / width
-    found: list[float | None] = []
+    values: list[float | None] = []
     position = 0
     last: float | None = None
     for number in range(width):
@@ -224,8 +224,8 @@ def resample(
             position += 1
         if inside:
             last = sum(inside) / len(inside)
-        found.append(last)
-    return found
+        values.append(last)
+    return values
 
 
 def bar(share: float | None, width: int, mark: float | None = None) -> str:

@@ -53,20 +53,20 @@ def instant(text: str, where: tzinfo | None, now: datetime) -> datetime:
         return now
     try:
         try:
-            found = datetime.fromisoformat(text)
+            moment = datetime.fromisoformat(text)
         except ValueError:
-            found = now - timedelta(seconds=parse_duration(text))
-        if not 1970 < found.year < 9999:
+            moment = now - timedelta(seconds=parse_duration(text))
+        if not 1970 < moment.year < 9999:
             raise ValueError
     except ValueError:
         raise ValueError(
             f"{text!r} is not a time; write 7d, 2026-11-01 or 2026-11-01T12:00"
         ) from None
-    return _local(found, where) if found.tzinfo is None else found
+    return _local(moment, where) if moment.tzinfo is None else moment
 
 
-def _local(found: datetime, where: tzinfo | None) -> datetime:
-    return found.astimezone() if where is None else found.replace(tzinfo=where)
+def _local(moment: datetime, where: tzinfo | None) -> datetime:
+    return moment.astimezone() if where is None else moment.replace(tzinfo=where)
 
 
 def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -> list[int]:
@@ -81,7 +81,7 @@ def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -
     last = -(-int(until.timestamp()) // BUCKET_S) * BUCKET_S
     if last <= first:
         raise ValueError("the end must be after the beginning")
-    found = [first]
+    instants = [first]
     if daily:
         day = since.astimezone(where).replace(
             tzinfo=None, hour=0, minute=0, second=0, microsecond=0
@@ -91,12 +91,12 @@ def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -
             midnight = int(_local(day, where).timestamp()) // BUCKET_S * BUCKET_S
             if midnight >= last:
                 break
-            if midnight > found[-1]:
-                found.append(midnight)
-    found.append(last)
-    if len(found) > MAX_EDGES:
+            if midnight > instants[-1]:
+                instants.append(midnight)
+    instants.append(last)
+    if len(instants) > MAX_EDGES:
         raise ValueError(f"that is over {MAX_EDGES - 1} days; ask for fewer")
-    return found
+    return instants
 
 
 def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[UsedEnergy]:
@@ -204,7 +204,7 @@ def lines(sums: Sequence[UsedEnergy], metered_j: float | None) -> list[str]:
     day, *others = columns_in(scale)
     days = len({used.since for used in sums}) > 1
     accounts = [used for used in sums if days or used.kind not in NOBODYS]
-    found = table_of([day, *others] if days else others, accounts) if accounts else []
+    table = table_of([day, *others] if days else others, accounts) if accounts else []
     nobodys = () if days else [used for used in sums if used.kind in NOBODYS]
     rest = [f"{account_text(used)} {scale.text(used.energy_j)}" for used in nobodys]
     rest.append(f"total {scale.text(sum(used.energy_j for used in sums))} {scale.unit}")
@@ -212,7 +212,7 @@ def lines(sums: Sequence[UsedEnergy], metered_j: float | None) -> list[str]:
         rest.append(f"GPU counters {scale.text(metered_j)} {scale.unit}")
     line, room = "   ".join(rest), screen_width()
     limited = [f"{account_text(used)}: {', '.join(used.limited)}" for used in sums if used.limited]
-    return [*found, *estimates(sums), *limited, *(rest if 0 < room < len(line) else [line])]
+    return [*table, *estimates(sums), *limited, *(rest if 0 < room < len(line) else [line])]
 
 
 def estimates(sums: Iterable[UsedEnergy]) -> list[str]:
@@ -233,27 +233,27 @@ def by_day(sums: Iterable[UsedEnergy], most: int) -> dict[str, dict[str, float]]
     for name in ranked[most:]:
         for day, joules in accounts[name].items():
             others[day] += joules
-    found = {name: accounts[name] for name in ranked[:most]} | {OTHERS: others} | nobodys
-    return {name: days for name, days in found.items() if days}
+    shown = {name: accounts[name] for name in ranked[:most]} | {OTHERS: others} | nobodys
+    return {name: days for name, days in shown.items() if days}
 
 
 def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -> str:
     """Returns one line for a job's log."""
 
-    found = [*sums]
-    if not found:
+    used = [*sums]
+    if not used:
         return f"{kind} {name} held no GPU"
-    total_j = sum(one.energy_j for one in found)
-    idle_j = sum(one.idle_j for one in found)
-    hours = sum(one.gpu_hours for one in found)
+    total_j = sum(one.energy_j for one in used)
+    idle_j = sum(one.idle_j for one in used)
+    hours = sum(one.gpu_hours for one in used)
     bounds = ""
-    if not all(one.exact for one in found):
-        low, high = sum(one.lower_j for one in found), sum(one.upper_j for one in found)
-        by = bounds_of(method for one in found for method in one.basis).value
+    if not all(one.exact for one in used):
+        low, high = sum(one.lower_j for one in used), sum(one.upper_j for one in used)
+        by = bounds_of(method for one in used for method in one.basis).value
         bounds = f" (between {energy_text(low)} and {energy_text(high)} by {by})"
     share = f", {100 * idle_j / total_j:.0f} % while idle" if total_j else ""
-    if len(found) == 1:
-        share += "".join(f", {one}" for one in found[0].limited)
+    if len(used) == 1:
+        share += "".join(f", {one}" for one in used[0].limited)
     return (
         f"{kind} {name}: {energy_text(total_j)}{bounds} in {hours:.2f} GPU-hours{share}; "
         f"{count(ended, 'GPU')} released"

@@ -47,7 +47,7 @@ def reports_of(
 
 def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> list[Module]:
     """Returns the superchips of these GPUs. All GPUs of a module report its power: use the mean."""
-    found = []
+    modules = []
     for module in sorted({gpu.module for gpu in gpus if gpu.module is not None}):
         members = [gpu for gpu in gpus if gpu.module == module]
         seen = [states[gpu.uuid] for gpu in members if gpu.uuid in states]
@@ -55,7 +55,7 @@ def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> l
         own = [one.power_mw for one in seen if one.power_mw is not None]
         power_w = round(sum(powers) / len(powers) / 1000, 3) if powers else None
         gpu_power_w = sum(own) / 1000 if len(own) == len(members) else None
-        found.append(
+        modules.append(
             Module(
                 module=module,
                 gpus=[gpu.index for gpu in members],
@@ -64,7 +64,7 @@ def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> l
                 rest_w=None if power_w is None or gpu_power_w is None else power_w - gpu_power_w,
             )
         )
-    return found
+    return modules
 
 
 def process_reports(
@@ -95,14 +95,14 @@ def _held_by(pid: int | None, uuid: str, leases: Sequence[Lease]) -> list[str]:
 def _family(pid: int) -> list[int]:
     """A process and its ancestors, as far as they are visible from here: a command runs under the
     lease of `zeusctl set`."""
-    found: list[int] = []
-    while pid > 1 and pid not in found:
-        found.append(pid)
+    pids: list[int] = []
+    while pid > 1 and pid not in pids:
+        pids.append(pid)
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             break
-    return found
+    return pids
 
 
 def lease_reports(client: Client, gpus: Sequence[GpuInfo], *, others: bool = False) -> list[Lease]:

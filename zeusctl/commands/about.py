@@ -68,12 +68,12 @@ def man(context: click.Context, session: Session, verb: str | None, directory: P
     zeusctl man --write /usr/local/share/man/man1
     """
     root = context.find_root()
-    found = pages(root.command)
+    manual = pages(root.command)
     if directory is None:
         name = f"zeusctl-{verb}" if verb else "zeusctl"
-        if name not in found:
+        if name not in manual:
             raise click.UsageError(f"there is no command {verb!r}; run `zeusctl` to list them")
-        if not show(found[name]):
+        if not show(manual[name]):
             assert isinstance(root.command, click.Group)
             command = root.command.get_command(root, verb) if verb else root.command
             assert command is not None
@@ -81,9 +81,9 @@ def man(context: click.Context, session: Session, verb: str | None, directory: P
         return
     without_effect("with --write", "VERB")
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in found.items():
+    for name, text in manual.items():
         (directory / f"{name}.1").write_text(text, encoding="utf-8")
-    session.done(directory, len(found), f"{len(found)} pages in {directory}")
+    session.done(directory, len(manual), f"{len(manual)} pages in {directory}")
 
 
 _ENVIRONMENT = {
@@ -102,14 +102,14 @@ _FILES = {
 def pages(root: click.Command, program: str = "zeusctl") -> dict[str, str]:
     """The page of the whole command and one of each verb, in troff, by name."""
     context = click.Context(root, info_name=program)
-    found = {program: _page(root, context)}
+    manual = {program: _page(root, context)}
     if isinstance(root, click.Group):
         for name in root.list_commands(context):
             command = root.get_command(context, name)
             if command is not None:
                 own = click.Context(command, info_name=name, parent=context)
-                found[f"{program}-{name}"] = _page(command, own)
-    return found
+                manual[f"{program}-{name}"] = _page(command, own)
+    return manual
 
 
 def show(page: str) -> bool:

@@ -47,15 +47,15 @@ def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
     by_name = {gpu.uuid: gpu.uuid for gpu in gpus} | {
         str(gpu.index): gpu.uuid for gpu in gpus if counted or numbers[gpu.uuid] == gpu.index
     }
-    found: set[Holding] = set()
+    held: set[Holding] = set()
     for path in folder.iterdir():
         uuid = by_name.get(path.name)
         if uuid is not None:
             lines = {line.strip() for line in path.read_text(errors="replace").splitlines()}
             jobs = {line for line in lines if _JOB.fullmatch(line)}
             part = GpuPart(uuid, 1 if len(jobs) > 1 else 0)
-            found |= {Holding("job", job, part) for job in jobs}
-    return found
+            held |= {Holding("job", job, part) for job in jobs}
+    return held
 
 
 def user_of(job: str) -> int | None:
@@ -138,9 +138,9 @@ def allocate(
         raise click.UsageError(f"--weight {weight} is more than the GPU's --parts {parts}")
     if slurm:
         without_effect("with --slurm, as Slurm's variables name the GPUs", "GPUS")
-    found = _slurm_job() if slurm else None
-    name, kind = _name(found, job, pod)
-    if found is not None:
+    slurm_job = _slurm_job() if slurm else None
+    name, kind = _name(slurm_job, job, pod)
+    if slurm_job is not None:
         held = session.slurm_parts()
     elif not gpus:
         raise click.UsageError("name the GPUs, or give --slurm")
@@ -148,9 +148,9 @@ def allocate(
         held = [GpuPart(gpu.uuid) for gpu in session.gpus(gpus)]
     if weight is not None:
         held = [GpuPart(one.gpu, weight, parts or 0) for one in held]
-    uid = found.uid if found is not None and uid is None else uid
-    run = run or (found.run if found is not None else "")
-    group = control_group or (found.control_group if found is not None else "")
+    uid = slurm_job.uid if slurm_job is not None and uid is None else uid
+    run = run or (slurm_job.run if slurm_job is not None else "")
+    group = control_group or (slurm_job.control_group if slurm_job is not None else "")
     for one in held:
         Holding(kind, name, one, run, group).allocate(session.client, uid)
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
@@ -174,9 +174,9 @@ def deallocate(
     \b
     zeusctl deallocate --slurm                                   # in Slurm's Epilog
     """
-    found = _slurm_job() if slurm else None
-    name, kind = _name(found, job, pod)
-    run = found.run if found is not None and run is None else run
+    slurm_job = _slurm_job() if slurm else None
+    name, kind = _name(slurm_job, job, pod)
+    run = slurm_job.run if slurm_job is not None and run is None else run
     ended = session.client.deallocate(name, kind=kind, run=run, gpus=session.uuids(gpus))
     sums = job_sums(session.client, kind, name, run)
     report = DeallocateReport(at=now(), kind=kind, name=name, ended=ended, energy=sums)
@@ -199,15 +199,15 @@ def allocations(session: Session, gpus: str) -> None:
         )
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     chosen = session.uuids(gpus, (one.gpu for one in ledger.held))
-    found = [
+    reports = [
         Allocation.of(one, gpu=index.get(one.gpu, -1))
         for one in ledger.held
         if not chosen or one.gpu in chosen
     ]
-    found.sort(key=lambda one: (one.gpu, one.name or ""))
-    report = AllocationsReport(at=now(), allocations=found)
+    reports.sort(key=lambda one: (one.gpu, one.name or ""))
+    report = AllocationsReport(at=now(), allocations=reports)
     none = ["no GPU is allocated to a job or pod"]
-    session.answer(report, lambda: table_of(ALLOCATION, found) if found else none)
+    session.answer(report, lambda: table_of(ALLOCATION, reports) if reports else none)
 
 
 def _follow(session: Session, folder: Path) -> None:
@@ -227,7 +227,7 @@ def _slurm_job() -> SlurmJob:
     return job_of(os.environ)
 
 
-def _name(found: SlurmJob | None, job: str, pod: str) -> tuple[str, str]:
-    if sum(map(bool, (found, job, pod))) != 1:
+def _name(slurm_job: SlurmJob | None, job: str, pod: str) -> tuple[str, str]:
+    if sum(map(bool, (slurm_job, job, pod))) != 1:
         raise click.UsageError("give one of --job, --pod and --slurm")
-    return (pod, "pod") if pod else (job if found is None else found.name, "job")
+    return (pod, "pod") if pod else (job if slurm_job is None else slurm_job.name, "job")

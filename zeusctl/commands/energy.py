@@ -145,21 +145,21 @@ def energy(
 
     def ask(edges: Sequence[int], kind: str) -> tuple[Usage, list[UsedEnergy]]:
         if rows is not None:
-            found = day_files.usage_of(rows, edges, kind, uid, name, by_method)
+            answer = day_files.usage_of(rows, edges, kind, uid, name, by_method)
         else:
-            found = session.client.usage(
+            answer = session.client.usage(
                 edges, kind, uid=uid, name=name, device=device, by_method=by_method
             )
         if uid is None and not name and not by_method:
-            found = usage.tightened(found)
-        return found, [usage.reported(used, edges, where, gpus) for used in found.sums]
+            answer = usage.tightened(answer)
+        return answer, [usage.reported(used, edges, where, gpus) for used in answer.sums]
 
     if web_page is not None:
         whole = [ends[0], ends[-1]]
         metered, days = ask(ends, "user")
         _page(session, web_page, days, ask(whole, "user")[1], ask(whole, "job")[1], metered)
         return
-    found, sums = ask(ends, "total" if by == "day" else by)
+    answer, sums = ask(ends, "total" if by == "day" else by)
     if name and not sums:
         since_when = begin.astimezone(where).strftime("%Y-%m-%d %H:%M")
         raise CommandError(
@@ -168,12 +168,12 @@ def energy(
             UNKNOWN_JOB,
         )
     everything = uid is None and not name
-    begins = found.begins_s
+    begins = answer.begins_s
     report = EnergyReport(
         at=now(),
         by=by,
         sums=sums,
-        metered_j=sum(found.metered_uj) / 1e6 if everything else None,
+        metered_j=sum(answer.metered_uj) / 1e6 if everything else None,
         begins=None if begins is None else datetime.fromtimestamp(begins, timezone.utc),
     )
     if picture is not None:
@@ -181,7 +181,7 @@ def energy(
         session.done(picture, drawn, f"drew {count(drawn, 'row')} in {picture}")
     else:
         _answer(session, report, "json" if session.json and output is None else form, output)
-    off_uj = usage.check(found) if everything else 0
+    off_uj = usage.check(answer) if everything else 0
     if off_uj:
         raise CommandError(
             f"the sums differ from the GPUs' counters by {off_uj} microjoules; please report it "

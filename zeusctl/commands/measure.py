@@ -136,12 +136,12 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
     energy_j = uncertainty_j = limited = trouble = None
     try:
         window = (begin_ns, end_ns, False)
-        found = session.client.windows(source, [window], limited=name.startswith("gpu:"))[source]
-        if found.energy_uj[0] is None:
+        energies = session.client.windows(source, [window], limited=name.startswith("gpu:"))[source]
+        if energies.energy_uj[0] is None:
             trouble = "its history begins after the command did"
         else:
-            energy_j, uncertainty_j = found.energy_uj[0] / 1e6, found.uncertainty_uj[0] / 1e6
-            limited = Limited.of(found) if found.limited_ms else None
+            energy_j, uncertainty_j = energies.energy_uj[0] / 1e6, energies.uncertainty_uj[0] / 1e6
+            limited = Limited.of(energies) if energies.limited_ms else None
     except ZeusIpcError as error:
         trouble = session.readable(error.message)
     return Measured(

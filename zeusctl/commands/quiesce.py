@@ -32,10 +32,12 @@ def quiesce(session: Session) -> None:
     )
 
     def lines() -> list[str]:
-        found = [f"{one} could not be restored; zeusd retries it after resume" for one in pending]
+        sentences = [
+            f"{one} could not be restored; zeusd retries it after resume" for one in pending
+        ]
         if not result.open:
-            found.append("zeusd has closed the driver; `zeusctl resume` reopens it")
-        return found
+            sentences.append("zeusd has closed the driver; `zeusctl resume` reopens it")
+        return sentences
 
     session.answer(report, lines)
     if result.open:

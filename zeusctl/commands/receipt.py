@@ -87,19 +87,19 @@ def receipt(
         own = (None, None) if since else _span(session, subject)
         begin_ns, end_ns = (
             this_ns
-            - round((this - instant(one or found or "now", None, this)).total_seconds() * 1e9)
-            for one, found in zip((since, until), own, strict=True)
+            - round((this - instant(one or default or "now", None, this)).total_seconds() * 1e9)
+            for one, default in zip((since, until), own, strict=True)
         )
-        found = make_receipt(session.client, begin_ns, end_ns, uuids, subject)
+        made = make_receipt(session.client, begin_ns, end_ns, uuids, subject)
     except LookupError as error:
         raise CommandError(str(error), UNKNOWN_JOB) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if output is not None:
         with writing(output):
-            output.write_text(found.json_text() + "\n", encoding="utf-8")
-    click.echo(WRITERS["json" if session.json else form](found))
-    click.get_current_context().exit(Exit.OK if found.valid else Exit.FAILED)
+            output.write_text(made.json_text() + "\n", encoding="utf-8")
+    click.echo(WRITERS["json" if session.json else form](made))
+    click.get_current_context().exit(Exit.OK if made.valid else Exit.FAILED)
 
 
 def _span(session: Session, subject: Subject) -> tuple[str, str]:
@@ -142,15 +142,15 @@ def _compare(session: Session, *paths: Path) -> None:
 
 def _read(path: Path) -> Receipt:
     try:
-        found = Receipt.model_validate_json(path.read_bytes())
-        energy_j = -1.0 if found.energy_j is None else found.energy_j
-        if found.valid == bool(found.reasons) or (found.valid and not 0 <= energy_j < math.inf):
+        stored = Receipt.model_validate_json(path.read_bytes())
+        energy_j = -1.0 if stored.energy_j is None else stored.energy_j
+        if stored.valid == bool(stored.reasons) or (stored.valid and not 0 <= energy_j < math.inf):
             raise ValueError
-        if not 0 < found.time_s < math.inf:
+        if not 0 < stored.time_s < math.inf:
             raise ValueError
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         message = f"{path} is not a receipt, or not a whole one; write it with zeusctl receipt -o"
         raise CommandError(message) from None
-    return found
+    return stored

@@ -165,8 +165,8 @@ def _from_history(session: Session, gpus: str, last_s: float) -> list[Track]:
 
     def line(uuid: str, domain: str) -> list[tuple[float, float]]:
         scale = 1000 if domain.startswith("power") else 1
-        found = session.client.timeline(uuid, domain, start_ns)
-        return [(now_s - (now_ns - t_ns) / 1e9, value / scale) for t_ns, value in found]
+        points = session.client.timeline(uuid, domain, start_ns)
+        return [(now_s - (now_ns - t_ns) / 1e9, value / scale) for t_ns, value in points]
 
     return [
         Track(f"GPU {gpu.index}", **{name: line(gpu.uuid, of) for of, name in _LINES.items()})
@@ -183,8 +183,8 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
     if wanted is None:
         raise CommandError(f"{gpus!r} is no index; name GPUs of a recording as 0,2 or 0-3")
     if not there.issuperset(wanted):
-        found = ", ".join(str(index) for index in sorted(there))
-        raise CommandError(f"{path} only has samples of GPUs {found}; choose among these")
+        available = ", ".join(str(index) for index in sorted(there))
+        raise CommandError(f"{path} only has samples of GPUs {available}; choose among these")
 
     def line(columns: dict[str, list[float | None]], name: str) -> list[tuple[float, float]]:
         pairs = zip(columns["time"], columns[name], strict=True)
@@ -206,9 +206,9 @@ def _draw_profile(path: Path, output: Path) -> int:
     from zeus.optimizer.power_limit.report import Report
 
     try:
-        found = ProfileFile(path).load(path)
+        profile = ProfileFile(path).load(path)
     except ProfileError as error:
         raise CommandError(str(error)) from None
-    estimates = found.estimates()
-    Report(estimates, None, found.position).draw(output, ", ".join(found.gpus or [path.name]))
+    estimates = profile.estimates()
+    Report(estimates, None, profile.position).draw(output, ", ".join(profile.gpus or [path.name]))
     return len(estimates)

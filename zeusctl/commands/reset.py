@@ -198,8 +198,8 @@ def _set_by_others(
 
 
 def _leases(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> list[Lease]:
-    found = lease_reports(session.client, gpus)
-    return [lease for lease in found if not controls or lease.control in controls]
+    reports = lease_reports(session.client, gpus)
+    return [lease for lease in reports if not controls or lease.control in controls]
 
 
 def _lines(report: ResetReport) -> list[str]:

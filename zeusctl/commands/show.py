@@ -83,10 +83,10 @@ def _last_hour(session: Session, uuid: str) -> float | None:
         # One tick later than reported: the first moment is an estimate, and may move forward
         # between two requests; the second would then fail because its time is too early.
         begin_ns = max(known.begins_ns + known.tick_ns, end_ns - (3600 * 10**9))
-        found = session.client.windows(uuid, [(begin_ns, end_ns, False)])[uuid].energy_uj[0]
+        energy_uj = session.client.windows(uuid, [(begin_ns, end_ns, False)])[uuid].energy_uj[0]
     except ZeusIpcError:
         return None
-    return None if found is None else round(found / 1e6, 3)
+    return None if energy_uj is None else round(energy_uj / 1e6, 3)
 
 
 def _lines(report: ShowReport) -> Iterator[str]:

@@ -72,15 +72,15 @@ def leases(session: Session, gpus: str, mine: bool) -> None:
     """
     every = lease_reports(session.client, session.node.gpus, others=True)
     wanted = session.uuids(gpus, (lease.uuid for lease in every))
-    found = [lease for lease in every if not wanted or lease.uuid in wanted]
+    shown = [lease for lease in every if not wanted or lease.uuid in wanted]
     chosen = [gpu for gpu in session.node.gpus if not wanted or gpu.uuid in wanted]
     if mine:
-        found = [lease for lease in found if lease.uid == os.geteuid()]
+        shown = [lease for lease in shown if lease.uid == os.geteuid()]
     ceilings = [] if mine else ceiling_reports(chosen)
-    report = LeasesReport(at=now(), leases=found, ceilings=ceilings)
+    report = LeasesReport(at=now(), leases=shown, ceilings=ceilings)
 
     def lines() -> list[str]:
-        said = table_of(LEASE, found) if found else ["no leases"]
+        said = table_of(LEASE, shown) if shown else ["no leases"]
         return [*said, "", *table_of(CEILING, ceilings)] if ceilings else said
 
     session.answer(report, lines)
@@ -208,10 +208,10 @@ def headline(node: Node) -> str:
 
 def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
     """Returns a line about site limits that are not enforced."""
-    found = [gpu.index for gpu in gpus if is_cap_only(gpu.power_limit_w)]
-    if found:
+    indices = [gpu.index for gpu in gpus if is_cap_only(gpu.power_limit_w)]
+    if indices:
         yield (
-            f"The site limit of {gpus_text(found)} is not enforced: zeusd sets nothing above it, "
+            f"The site limit of {gpus_text(indices)} is not enforced: zeusd sets nothing above it, "
             "but does not lower what others set (`enforce = true` in zeusd.toml does)."
         )
 
@@ -242,8 +242,8 @@ def _read_processes(session: Session, gpus: str) -> ProcessesReport:
     session.look_again()
     chosen = session.gpus(gpus)
     leases = lease_reports(session.client, session.node.gpus)
-    found, errors = process_reports(session.client, chosen, leases)
-    return ProcessesReport(at=now(), processes=found, errors=errors)
+    reports, errors = process_reports(session.client, chosen, leases)
+    return ProcessesReport(at=now(), processes=reports, errors=errors)
 
 
 def _processes_lines(report: ProcessesReport) -> list[str]:
@@ -251,9 +251,9 @@ def _processes_lines(report: ProcessesReport) -> list[str]:
     return [*process_lines(report.processes), *failed] if report.processes or not failed else failed
 
 
-def process_lines(found: Sequence[Process], width: int | None = None) -> list[str]:
+def process_lines(rows: Sequence[Process], width: int | None = None) -> list[str]:
     """Processes as a table."""
-    return table_of(PROCESS, found, width) if found else ["no process uses these GPUs"]
+    return table_of(PROCESS, rows, width) if rows else ["no process uses these GPUs"]
 
 
 @verb()

@@ -41,7 +41,7 @@ def held(client: Client, gpu: GpuInfo) -> ControlValues:
 def exercise(
     client: Client,
     gpu: GpuInfo,
-    found: ControlValues,
+    before: ControlValues,
     simulated: str | None,
     setters: outside.Setters | None = None,
 ) -> ExercisedGpu:
@@ -72,8 +72,8 @@ def exercise(
     return ExercisedGpu(
         index=gpu.index,
         name=gpu.name,
-        found=found,
-        left=eventually(lambda: held(client, gpu), lambda now: now == found),
+        found=before,
+        left=eventually(lambda: held(client, gpu), lambda now: now == before),
         trials=trials,
         power_limit_rounding=rounding(of_limit),
         settling=settling,
@@ -245,9 +245,9 @@ def eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float
     the time in which a value shows in a GPU under load."""
     end_s = time.monotonic() + within_s
     while True:
-        found = read()
-        if good(found) or time.monotonic() > end_s:
-            return found
+        state = read()
+        if good(state) or time.monotonic() > end_s:
+            return state
         time.sleep(0.005)
 
 

@@ -29,7 +29,7 @@ WITHIN_S = 30.0
 """How long a restore, or zeusd's return, may take."""
 
 
-def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: ControlValues) -> Condition:
+def kill_holder(client: Client, socket: str, gpu: GpuInfo, before: ControlValues) -> Condition:
     """SIGKILL to a process that holds a power limit: zeusd restores it."""
     assert gpu.power_limit_min_mw is not None
     what = f"the power limit of GPU {gpu.index} is restored when its holder is killed"
@@ -48,7 +48,7 @@ def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: ControlValues)
 
     def restored() -> bool:
         gone = not any(lease.gpu == gpu.uuid for lease in client.leases())
-        return gone and client.state(gpu.uuid)[gpu.uuid].power_limit_mw == found.power_limit_mw
+        return gone and client.state(gpu.uuid)[gpu.uuid].power_limit_mw == before.power_limit_mw
 
     done = _wait(restored)
     took_ms = (time.monotonic() - begin_s) * 1000
@@ -143,9 +143,9 @@ def run(
     """
     begin_s = time.monotonic()
     node = client.node()
-    found = {gpu.uuid: held(client, gpu) for gpu in gpus}
+    before = {gpu.uuid: held(client, gpu) for gpu in gpus}
     for gpu in gpus:
-        _acquire(client, gpu, found[gpu.uuid])
+        _acquire(client, gpu, before[gpu.uuid])
     exercised: list[ExercisedGpu] = []
     checks: list[Condition] = []
     not_asked = setters = None
@@ -156,11 +156,11 @@ def run(
     try:
         for gpu in gpus:
             say(f"GPU {gpu.index}: {count(len(gpu.controls), 'control')} through the range")
-            exercised.append(exercise(client, gpu, found[gpu.uuid], node.simulated, setters))
+            exercised.append(exercise(client, gpu, before[gpu.uuid], node.simulated, setters))
         limited = [gpu for gpu in gpus if Control.POWER_LIMIT.value in gpu.controls]
         for gpu in limited:
             say(f"GPU {gpu.index}: SIGKILL to a process that holds the power limit")
-            checks.append(kill_holder(client, socket, gpu, found[gpu.uuid]))
+            checks.append(kill_holder(client, socket, gpu, before[gpu.uuid]))
         if daemon_pid is not None and limited:
             say(f"SIGKILL to zeusd (process {daemon_pid})")
             checks.append(kill_daemon(client, limited[0], daemon_pid))
@@ -169,7 +169,7 @@ def run(
         if setters is not None:
             setters.close()
     left = {gpu.uuid: held(client, gpu) for gpu in gpus}
-    checks += [_as_found(gpu, found[gpu.uuid], left[gpu.uuid]) for gpu in gpus]
+    checks += [_as_found(gpu, before[gpu.uuid], left[gpu.uuid]) for gpu in gpus]
     return ExerciseReport(
         at=now().isoformat(),
         zeusd=__version__,
@@ -182,7 +182,7 @@ def run(
     )
 
 
-def _acquire(client: Client, gpu: GpuInfo, found: ControlValues) -> None:
+def _acquire(client: Client, gpu: GpuInfo, before: ControlValues) -> None:
     """Acquires all leases of a GPU, if their restore targets are the values found.
 
     Raises:
@@ -190,7 +190,7 @@ def _acquire(client: Client, gpu: GpuInfo, found: ControlValues) -> None:
     """
     back = client.acquire(gpu.uuid, gpu.controls, together=True)[gpu.uuid]
     for name, target in back.items():
-        holds = found.of(name)
+        holds = before.of(name)
         if holds is not None and holds != list(target.value):
             client.release(gpu.uuid)
             raise CommandError(
@@ -199,10 +199,10 @@ def _acquire(client: Client, gpu: GpuInfo, found: ControlValues) -> None:
             )
 
 
-def _as_found(gpu: GpuInfo, found: ControlValues, left: ControlValues) -> Condition:
+def _as_found(gpu: GpuInfo, values: ControlValues, left: ControlValues) -> Condition:
     differing = [
         f"{name} was {before}, and is {getattr(left, name)}"
-        for name, before in vars(found).items()
+        for name, before in vars(values).items()
         if getattr(left, name) != before
     ]
     text = "; ".join(differing) or "everything that can be read is as it was"

@@ -61,14 +61,14 @@ class ZeusdCollector(Collector):
         with self._guard:
             if self._answered_s < begin_s:
                 self._ask()
-            found = self._families
+            families = self._families
             up = not self._outage.lasts
         took_s = time.perf_counter() - begin_s
         yield GaugeMetricFamily("zeusd_up", "Whether zeusd answered this scrape.", up)
         yield GaugeMetricFamily(
             "zeusd_scrape_seconds", "Duration of the requests to zeusd.", took_s
         )
-        yield from found
+        yield from families
 
     def _ask(self) -> None:
         try:

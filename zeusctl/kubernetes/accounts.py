@@ -35,7 +35,7 @@ def holdings(
         pods: As far as the Kubernetes API knows them.
     """
     known = {(pod.namespace, pod.name): pod for pod in pods}
-    found: set[Holding] = set()
+    held: set[Holding] = set()
     unknown: set[str] = set()
     for key, ids in devices.items():
         pod = known.get(key)
@@ -49,20 +49,20 @@ def holdings(
             else:
                 parts.append(part)
         group = "" if pod is None else pod.job
-        found |= {Holding("pod", "/".join(key), part, group, group) for part in together(parts)}
-    return _shared(found), unknown
+        held |= {Holding("pod", "/".join(key), part, group, group) for part in together(parts)}
+    return _shared(held), unknown
 
 
-def _shared(found: set[Holding]) -> set[Holding]:
+def _shared(held: set[Holding]) -> set[Holding]:
     """Makes pods that share a GPU holders of parts of it."""
     holders: dict[str, int] = {}
-    for one in found:
+    for one in held:
         holders[one.part.gpu] = holders.get(one.part.gpu, 0) + 1
     return {
         replace(one, part=replace(one.part, weight=1))
         if holders[one.part.gpu] > 1 and not one.part.weight
         else one
-        for one in found
+        for one in held
     }
 
 

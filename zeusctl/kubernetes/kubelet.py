@@ -71,7 +71,7 @@ def devices_of(answer: bytes) -> dict[tuple[str, str], list[str]]:
     Raises:
         ValueError: It is not such a message.
     """
-    found: dict[tuple[str, str], list[str]] = {}
+    by_pod: dict[tuple[str, str], list[str]] = {}
     for pod in _all(answer, _PODS):
         name, namespace = _text(pod, _POD_NAME), _text(pod, _POD_NAMESPACE)
         ids = [
@@ -89,8 +89,8 @@ def devices_of(answer: bytes) -> dict[tuple[str, str], list[str]]:
             for one in _claimed(resource)
         ]
         if ids:
-            found[namespace, name] = [*dict.fromkeys(ids)]
-    return found
+            by_pod[namespace, name] = [*dict.fromkeys(ids)]
+    return by_pod
 
 
 def _claimed(resource: bytes) -> Iterator[str]:

@@ -49,54 +49,56 @@ class CeilingPlan:
 
 def plan(pods: Iterable[Pod], devices: PodDevices, gpus: Sequence[GpuInfo]) -> CeilingPlan:
     """Returns the ceilings that these pods request."""
-    found = CeilingPlan()
+    ceilings = CeilingPlan()
     for pod in pods:
-        bounds_mw = [] if pod.ended else [*_bounds(found, pod)]
+        bounds_mw = [] if pod.ended else [*_bounds(ceilings, pod)]
         ids = devices.get((pod.namespace, pod.name), ())
         if not bounds_mw:
             continue
         # kubelet has the devices of claims before it starts a pod.
         if ids:
-            _bound(found, pod, min(bounds_mw), ids, Devices(gpus))
+            _bound(ceilings, pod, min(bounds_mw), ids, Devices(gpus))
         elif pod.resources or (pod.claims and not pod.running):
-            found.waiting.add(JOB + pod.job)
+            ceilings.waiting.add(JOB + pod.job)
         else:
-            found.refusals[pod] = f"{pod.asks}: " + (
+            ceilings.refusals[pod] = f"{pod.asks}: " + (
                 "none of the pod's resource claims has a GPU"
                 if pod.claims
                 else "no container of the pod requests a GPU"
             )
-    return found
+    return ceilings
 
 
-def _bounds(found: CeilingPlan, pod: Pod) -> Iterator[int]:
+def _bounds(ceilings: CeilingPlan, pod: Pod) -> Iterator[int]:
     """The limits that a pod asks for, mW; those that are not numbers are refused."""
     for annotation, text in pod.asked:
         bound_mw = milliwatts(annotation, text)
         if bound_mw is not None:
             yield bound_mw
         else:
-            found.refusals[pod] = (
+            ceilings.refusals[pod] = (
                 f'{annotation}: "{text}" is not a number of watts; write, for example, "200"'
             )
 
 
-def _bound(found: CeilingPlan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devices) -> None:
+def _bound(
+    ceilings: CeilingPlan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devices
+) -> None:
     name = JOB + pod.job
-    found.pods[name] = pod
+    ceilings.pods[name] = pod
     for gpu_id in ids:
         part = node.find(gpu_id)
         if part is not None:
-            found.bounds[part.gpu, name] = bound_mw
+            ceilings.bounds[part.gpu, name] = bound_mw
             continue
         if gpu_id.startswith("MIG-") or "/gi" in gpu_id or "-mig-" in gpu_id:
             why = "a part of a GPU has no power limit of its own; request whole GPUs"
         elif "/" in gpu_id:  # a ceiling that is in force stays
-            found.waiting.add(name)
+            ceilings.waiting.add(name)
             why = "the API server does not say which GPU this is; see the log of this node's agent"
         else:
             why = "zeusd does not know it; `zeusctl doctor` on the node says why"
-        found.refusals[pod] = f"{pod.asks}: GPU {gpu_id}: {why}"
+        ceilings.refusals[pod] = f"{pod.asks}: GPU {gpu_id}: {why}"
 
 
 def held(gpus: Sequence[GpuInfo]) -> Bounds:

@@ -66,14 +66,14 @@ class Pod:
         return ", ".join(name for name, _ in self.asked)
 
 
-def pod_of(found: Mapping[str, Any]) -> Pod:
+def pod_of(body: Mapping[str, Any]) -> Pod:
     """Reads the object of a pod.
 
     Raises:
         KeyError: It has no name, namespace or uid.
     """
-    metadata, spec = found["metadata"], found.get("spec") or {}
-    annotations, status = metadata.get("annotations") or {}, found.get("status") or {}
+    metadata, spec = body["metadata"], body.get("spec") or {}
+    annotations, status = metadata.get("annotations") or {}, body.get("status") or {}
     generation = metadata.get("generation") or None
     return Pod(
         uid=metadata["uid"],
@@ -105,5 +105,5 @@ def _limits(spec: Mapping[str, Any]) -> Iterator[str]:
 
 def milliwatts(annotation: str, asked: str) -> int | None:
     """The power limit that an annotation asks for, mW; None: it is not a number of watts."""
-    found = _WATTS.fullmatch(asked.strip())
-    return None if found is None else int(found[1]) * ANNOTATIONS[annotation] or None
+    match = _WATTS.fullmatch(asked.strip())
+    return None if match is None else int(match[1]) * ANNOTATIONS[annotation] or None

@@ -71,19 +71,19 @@ class Slices:
     def _list(self) -> Mapping[str, Any]:
         for version in VERSIONS:
             try:
-                found: Mapping[str, Any] = self._api.list_cluster_custom_object(
+                slices: Mapping[str, Any] = self._api.list_cluster_custom_object(
                     GROUP, version, RESOURCES, **self._options, _request_timeout=TIMEOUT_S
                 )
-                return found
+                return slices
             except ApiException as error:
                 if error.status != HTTPStatus.NOT_FOUND or version == VERSIONS[-1]:
                     raise
         raise AssertionError("unreachable")
 
 
-def uuids_of(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def uuids_of(slices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Devices as `driver/pool/name`, and their UUIDs, in a list of ResourceSlices."""
-    for one in found.get("items") or ():
+    for one in slices.get("items") or ():
         spec = one.get("spec") or {}
         driver, pool = spec.get("driver", ""), (spec.get("pool") or {}).get("name", "")
         for device in spec.get("devices") or ():

@@ -101,12 +101,12 @@ class PodWatch:
         )
         if not 200 <= answer.status <= 299:  # some versions of the library raise it themselves
             raise ApiException(status=answer.status, reason=answer.reason)
-        found = json.loads(answer.data)
-        pods = [pod_of(one) for one in found["items"]]
+        listing = json.loads(answer.data)
+        pods = [pod_of(one) for one in listing["items"]]
         with self._lock:
             self._pods = {pod.uid: pod for pod in pods}
         self._changed()
-        return str(found["metadata"]["resourceVersion"])
+        return str(listing["metadata"]["resourceVersion"])
 
     def _follow(self, version: str) -> str:
         """Follows changes from this version on until the server ends the watch; returns the last
@@ -122,10 +122,10 @@ class PodWatch:
             timeout_seconds=300,
             _request_timeout=(CONNECT_S, READ_S),
         ):
-            found = event["raw_object"]
-            version = found["metadata"]["resourceVersion"]
+            pod = event["raw_object"]
+            version = pod["metadata"]["resourceVersion"]
             if event["type"] != "BOOKMARK":
-                self._take(event["type"], pod_of(found))
+                self._take(event["type"], pod_of(pod))
             self._pause_s = self._first_pause_s
         return version
 

@@ -73,12 +73,15 @@ class BackendGpu:
             **{name: question(name) for name in _SAME},
             "persistence_mode": first(Control.PERSISTENCE_MODE)._replace(call="persistence_mode"),
             "mig_mode": question("mig_enabled", then=lambda on: [int(on), int(on)]),
-            "power_limit_range_mw": question("power_limits", then=lambda found: [*found[:2]]),
-            "default_power_limit_mw": question("power_limits", then=lambda found: found[2]),
+            "power_limit_range_mw": question("power_limits", then=lambda limits: [*limits[:2]]),
+            "default_power_limit_mw": question("power_limits", then=lambda limits: limits[2]),
             "power_limit_mw": first(Control.POWER_LIMIT)._replace(call="power_limit_mw"),
             "supported_clocks_mhz": self.clocks("supported_memory_clocks", "supported_gpu_clocks"),
             "compute_processes": question(
-                "processes", then=lambda found: [(one.pid, one.memory_bytes) for one in found]
+                "processes",
+                then=lambda processes: [
+                    (process.pid, process.memory_bytes) for process in processes
+                ],
             ),
             **{name: Question("sensors", partial(self.sensor, name)) for name in _OF_SENSORS},
         }
@@ -95,15 +98,15 @@ class BackendGpu:
         """Reads several of `SENSORS`, in as few calls as the driver allows. A call that may take
         milliseconds reads one."""
         try:
-            found = self.call("sensors")
+            values_read = self.call("sensors")
         except CallError as error:
             return dict.fromkeys(sensors, ProbeReading(self.clock.now_ns(), error))
         absent = CallError(Return.NOT_SUPPORTED, "not supported")
         read: dict[str, ProbeReading] = {}
         for name in sensors:
-            values = (getattr(found, field) for field in _OF_SENSORS[name])
+            values = (getattr(values_read, field) for field in _OF_SENSORS[name])
             value = next((value for value in values if value is not None), absent)
-            read[name] = ProbeReading(found.t_ns, value)
+            read[name] = ProbeReading(values_read.t_ns, value)
         return read
 
     def sensor(self, name: str) -> int:
@@ -118,8 +121,8 @@ class BackendGpu:
         return Question(at, lambda: {mhz: self.call(at, mhz) for mhz in self.call(of_memory)})
 
 
-def _same(found: Any) -> Any:
-    return found
+def _same(answer: Any) -> Any:
+    return answer
 
 
 class ProbedNode:
@@ -156,14 +159,14 @@ class ProbedNode:
 
     def gpus(self) -> dict[int, BackendGpu | CallError]:
         """Each GPU by index, or why it cannot be opened."""
-        found: dict[int, BackendGpu | CallError] = {}
+        gpus: dict[int, BackendGpu | CallError] = {}
         for index in range(called(self.backend.device_count)):
             try:
                 handle = called(self.backend.device_handle, index)
-                found[index] = self.gpu(self.backend, handle, self.clock)
+                gpus[index] = self.gpu(self.backend, handle, self.clock)
             except CallError as error:
-                found[index] = error
-        return found
+                gpus[index] = error
+        return gpus
 
     def close(self) -> None:
         """Frees what was opened."""

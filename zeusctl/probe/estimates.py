@@ -23,14 +23,14 @@ def estimates_of(filled: Any) -> DriverEstimates:
 
     What is not marked as valid, or in no plausible range, is left out.
     """
-    found: dict[str, Any] = {"samples": int(filled.numSamples)}
+    figures: dict[str, Any] = {"samples": int(filled.numSamples)}
     observed: list[EstimatedPoint] = []
     predicted: list[EstimatedPoint] = []
     for sample in filled.samples[: filled.numSamples]:
         for one in sample.controllerData[: sample.numControllerData]:
             if one.controllerType == _OBSERVES and one.data.dlppc2x.observedMetrics.bValid:
                 data = one.data.dlppc2x.observedMetrics
-                found["observed"] = next(_rails([data]), None)
+                figures["observed"] = next(_rails([data]), None)
                 observed = [
                     point
                     for clock in data.initialDramclkEst
@@ -39,20 +39,20 @@ def estimates_of(filled: Any) -> DriverEstimates:
             elif one.controllerType == _PREDICTS and one.data.pfpp1x.estimatedMetrics.bValid:
                 data = one.data.pfpp1x.estimatedMetrics
                 best, fastest = data.maxPerfPerWattPoint, data.fmaxAtVmaxPoint
-                found["most_efficient"] = _point(best.freqkHz, best.pwrmW)
-                found["fastest"] = _point(fastest.freqkHz, fastest.pwrmW)
+                figures["most_efficient"] = _point(best.freqkHz, best.pwrmW)
+                figures["fastest"] = _point(fastest.freqkHz, fastest.pwrmW)
                 headroom_mw = data.tgpHeadroommW
-                found["headroom_w"] = headroom_mw / 1000 if headroom_mw <= _MAX_MW else None
+                figures["headroom_w"] = headroom_mw / 1000 if headroom_mw <= _MAX_MW else None
                 points = data.estimatedMetrics[: data.numVfPoints]
                 predicted = [*filter(None, (_point(p.freqkHz[0], p.estTgpPwrmW) for p in points))]
-    return DriverEstimates(**found, points=[*observed, *predicted])
+    return DriverEstimates(**figures, points=[*observed, *predicted])
 
 
-def _rails(found: Iterable[Any]) -> Iterator[EstimatedPoint]:
-    for one in found:
-        khz, mw = one.coreRail.rails[0].freqkHz, one.tgpPwrTuple.pwrmW
-        point = _point(khz, mw, one.fbRail.freqkHz, one.perfMetrics.perfms)
-        if one.bValid and point is not None:
+def _rails(samples: Iterable[Any]) -> Iterator[EstimatedPoint]:
+    for sample in samples:
+        khz, mw = sample.coreRail.rails[0].freqkHz, sample.tgpPwrTuple.pwrmW
+        point = _point(khz, mw, sample.fbRail.freqkHz, sample.perfMetrics.perfms)
+        if sample.bValid and point is not None:
             yield point
 
 

@@ -199,7 +199,7 @@ def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
         return {}
     if not torch.cuda.is_available():
         return {}
-    found = {}
+    numbers = {}
     for number in range(torch.cuda.device_count()):
         one: Any = torch.cuda.get_device_properties(number)
         if getattr(one, "pci_bus_id", None) is None:
@@ -207,8 +207,8 @@ def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
         address = f"{one.pci_domain_id:08X}:{one.pci_bus_id:02X}:{one.pci_device_id:02X}.0"
         for index, known in enumerate(bus_ids):
             if known is not None and known.upper() == address:
-                found[index] = number
-    return found
+                numbers[index] = number
+    return numbers
 
 
 @contextlib.contextmanager

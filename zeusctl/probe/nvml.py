@@ -59,23 +59,23 @@ class NvmlGpu(BackendGpu):
         energy counter takes milliseconds on some boards."""
         powers = [name for name in sensors if name in FIELDS and name != "energy_field_mj"]
         others = [[name] for name in sensors if name not in powers]
-        found: dict[str, ProbeReading] = {}
+        readings: dict[str, ProbeReading] = {}
         for names in [powers, *others] if powers else others:
             before_ns = self.clock.now_ns()
             values = self._values(names)
             t_ns = (before_ns + self.clock.now_ns()) // 2
-            found.update((name, ProbeReading(t_ns, value)) for name, value in values.items())
-        return found
+            readings.update((name, ProbeReading(t_ns, value)) for name, value in values.items())
+        return readings
 
     def _values(self, names: Sequence[str]) -> dict[str, int | CallError]:
         """Values of several fields, or of one other sensor."""
         try:
             if names[0] not in FIELDS:
                 return {names[0]: int(self.questions[names[0]].ask())}
-            found = self.call("nvmlDeviceGetFieldValues", [FIELDS[name] for name in names])
+            answers = self.call("nvmlDeviceGetFieldValues", [FIELDS[name] for name in names])
         except CallError as error:
             return dict.fromkeys(names, error)
-        return {name: _value(one) for name, one in zip(names, found, strict=True)}
+        return {name: _value(one) for name, one in zip(names, answers, strict=True)}
 
     def _structure(self, getter: str, kind: str) -> Callable[[str], bytes]:
         """Fills a structure by a getter of the driver, and returns how to read its members:
@@ -91,8 +91,8 @@ class NvmlGpu(BackendGpu):
         raw = bytes(filled)
 
         def member(name: str) -> bytes:
-            found = getattr(made, name)
-            return raw[found.offset : found.offset + found.size]
+            part = getattr(made, name)
+            return raw[part.offset : part.offset + part.size]
 
         return member
 
@@ -136,12 +136,12 @@ class NvmlGpu(BackendGpu):
             "vbios_version": text("nvmlDeviceGetVbiosVersion"),
             "architecture": plain("nvmlDeviceGetArchitecture"),
             "compute_capability": pair("nvmlDeviceGetCudaComputeCapability"),
-            "pci_device_id": pci(then=lambda found: f"{found.pciDeviceId:08x}"),
-            "memory_mib": memory(then=lambda found: int(found.total) // 2**20),
-            "memory_used_mib": memory(then=lambda found: int(found.used) // 2**20),
+            "pci_device_id": pci(then=lambda info: f"{info.pciDeviceId:08x}"),
+            "memory_mib": memory(then=lambda info: int(info.total) // 2**20),
+            "memory_used_mib": memory(then=lambda info: int(info.used) // 2**20),
             "uuid": text("nvmlDeviceGetUUID"),
             "serial": text("nvmlDeviceGetSerial"),
-            "pci_address": pci(then=lambda found: driver_text(found.busId)),
+            "pci_address": pci(then=lambda info: driver_text(info.busId)),
             "persistence_mode": plain("nvmlDeviceGetPersistenceMode"),
             "mig_mode": pair("nvmlDeviceGetMigMode"),
             "ecc_mode": pair("nvmlDeviceGetEccMode"),
@@ -162,13 +162,15 @@ class NvmlGpu(BackendGpu):
             "performance_state": plain("nvmlDeviceGetPerformanceState"),
             "fan_percent": plain("nvmlDeviceGetFanSpeed"),
             "utilization_percent": plain(
-                "nvmlDeviceGetUtilizationRates", then=lambda found: int(found.gpu)
+                "nvmlDeviceGetUtilizationRates", then=lambda rates: int(rates.gpu)
             ),
             "compute_processes": listed("nvmlDeviceGetComputeRunningProcesses"),
             "graphics_processes": listed("nvmlDeviceGetGraphicsRunningProcesses"),
             "power_usage_mw": plain("nvmlDeviceGetPowerUsage"),
             "energy_counter_mj": plain("nvmlDeviceGetTotalEnergyConsumption"),
-            "power_samples": plain("nvmlDeviceGetSamples", 0, 0, then=lambda found: len(found[1])),
+            "power_samples": plain(
+                "nvmlDeviceGetSamples", 0, 0, then=lambda samples: len(samples[1])
+            ),
             "performance_samples": Question(_SAMPLES, self._samples),
             "platform": self._filled(
                 _PLATFORM,
@@ -184,7 +186,7 @@ class NvmlGpu(BackendGpu):
             "chassis": self._named(
                 _PLATFORM,
                 "chassisSerialNumber",
-                then=lambda found: driver_text(found.partition(b"\0")[0]),
+                then=lambda text: driver_text(text.partition(b"\0")[0]),
             ),
             "fabric_cluster": self._named(_FABRIC, "clusterUuid"),
             **{
@@ -217,19 +219,19 @@ class NvmlDriver(ProbedNode):
     @override
     def versions(self) -> dict[str, str]:
         try:
-            found = {"binding": f"nvidia-ml-py {version('nvidia-ml-py')}"}
+            versions = {"binding": f"nvidia-ml-py {version('nvidia-ml-py')}"}
         except PackageNotFoundError:
-            found = {"binding": "nvidia-ml-py of unknown version"}
+            versions = {"binding": "nvidia-ml-py of unknown version"}
         for name, call, then in (
             ("driver", "nvmlSystemGetDriverVersion", driver_text),
             ("nvml", "nvmlSystemGetNVMLVersion", driver_text),
             ("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2", _cuda_version),
         ):
             try:
-                found[name] = then(called(self.backend.call, call))
+                versions[name] = then(called(self.backend.call, call))
             except CallError as error:
-                found[name] = f"unknown: {error}"
-        return found
+                versions[name] = f"unknown: {error}"
+        return versions
 
 
 def _value(field: Any) -> int | CallError:
@@ -238,15 +240,16 @@ def _value(field: Any) -> int | CallError:
     return int(getattr(field.value, _MEMBERS[field.valueType]))
 
 
-def _pair(found: Any) -> list[int]:
-    return [int(found[0]), int(found[1])]
+def _pair(pair: Any) -> list[int]:
+    return [int(pair[0]), int(pair[1])]
 
 
-def _listed(found: Any) -> list[tuple[int, int | None]]:
+def _listed(processes: Any) -> list[tuple[int, int | None]]:
     """Pid and memory of each process."""
     return [
-        (int(one.pid), None if one.usedGpuMemory in (None, _NO_MEMORY) else one.usedGpuMemory)
-        for one in found
+        (int(process.pid), None if memory in (None, _NO_MEMORY) else memory)
+        for process in processes
+        for memory in (process.usedGpuMemory,)
     ]
 
 

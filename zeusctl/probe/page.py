@@ -64,10 +64,10 @@ def _gpu(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:
             "when it is quiet"
         )
     if gpu.counter is not None:
-        found = gpu.counter
+        counter = gpu.counter
         yield (
-            f"  energy counter over integrated power: {found.ratio:.4f} +- "
-            f"{found.ratio_uncertainty:.4f} in {found.span_s:.0f} s"
+            f"  energy counter over integrated power: {counter.ratio:.4f} +- "
+            f"{counter.ratio_uncertainty:.4f} in {counter.span_s:.0f} s"
         )
     yield from _epoch(gpu, uptime_s)
     yield from _table(
@@ -121,27 +121,27 @@ _FABRIC_STATES = ("none", "not started", "in progress", "completed")
 
 def _place(gpu: ProbedGpu) -> Iterator[str]:
     """Returns what a GPU is part of, and the driver's estimates."""
-    for name, found in gpu.place.items():
-        numbers = {one: str(value) for one, value in found.items()}
-        if "state" in found and found["state"] < len(_FABRIC_STATES):
-            numbers["state"] = _FABRIC_STATES[found["state"]]
+    for name, fields in gpu.place.items():
+        numbers = {one: str(value) for one, value in fields.items()}
+        if "state" in fields and fields["state"] < len(_FABRIC_STATES):
+            numbers["state"] = _FABRIC_STATES[fields["state"]]
         parts = ", ".join(f"{one.replace('_', ' ')} {value}" for one, value in numbers.items())
         yield f"  {name}: {parts}"
     if gpu.estimates is not None:
         yield f"  the driver's own {', '.join(_estimated(gpu.estimates))}"
 
 
-def _estimated(found: DriverEstimates) -> Iterator[str]:
-    points = sorted(found.points, key=lambda one: one.gpu_mhz)
-    yield f"{count(len(points), 'estimate')} in {count(found.samples, 'sample')}"
+def _estimated(estimates: DriverEstimates) -> Iterator[str]:
+    points = sorted(estimates.points, key=lambda one: one.gpu_mhz)
+    yield f"{count(len(points), 'estimate')} in {count(estimates.samples, 'sample')}"
     if points:
         yield " to ".join(_at(one) for one in dict.fromkeys([points[0], points[-1]]))
     for name in ("observed", "most_efficient", "fastest"):
-        point = getattr(found, name)
+        point = getattr(estimates, name)
         if point is not None:
             yield f"{name.replace('_', ' ')} {_at(point)}"
-    if found.headroom_w is not None:
-        yield f"headroom {found.headroom_w:.1f} W"
+    if estimates.headroom_w is not None:
+        yield f"headroom {estimates.headroom_w:.1f} W"
 
 
 def _at(point: EstimatedPoint) -> str:
@@ -190,7 +190,9 @@ def _latency(gpu: ProbedGpu, name: str) -> tuple[str, ...]:
     alone, together = gpu.latency[name].alone, gpu.latency[name].together
     cells = [(alone, one) for one in ("p50_us", "p99_us", "max_us")]
     cells += [(together, one) for one in ("p50_us", "p99_us")]
-    return tuple("" if found is None else f"{getattr(found, one):.0f}" for found, one in cells)
+    return tuple(
+        "" if latency is None else f"{getattr(latency, one):.0f}" for latency, one in cells
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

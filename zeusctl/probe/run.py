@@ -96,16 +96,16 @@ def probe(
         CommandError: There is no GPU that can be probed.
     """
     begin_ns = driver.clock.now_ns()
-    found = driver.gpus()
+    gpus = driver.gpus()
     if only is not None:
-        missing = sorted(set(only) - set(found))
+        missing = sorted(set(only) - set(gpus))
         if missing:
-            text = f"there is no GPU {missing[0]}; this node has {len(found)}"
+            text = f"there is no GPU {missing[0]}; this node has {len(gpus)}"
             raise CommandError(text, ErrorCode.UNKNOWN_GPU)
-        found = {index: found[index] for index in only}
+        gpus = {index: gpus[index] for index in only}
     opened: dict[int, _Probed] = {}
     unopened = []
-    for index, gpu in found.items():
+    for index, gpu in gpus.items():
         if isinstance(gpu, CallError):
             unopened.append(reports.Unopened(index, gpu.code, gpu.text))
         else:
@@ -276,8 +276,8 @@ def _limits(values: Mapping[str, Any]) -> reports.ProbedPowerLimits | None:
     if limits is None:
         return None
     names = ("default_power_limit_mw", "power_limit_mw", "enforced_power_limit_mw")
-    found = (*limits, *(values.get(name) for name in names))
-    watts: list[Any] = [None if mw is None else mw / 1000 for mw in found]
+    limits_mw = (*limits, *(values.get(name) for name in names))
+    watts: list[Any] = [None if mw is None else mw / 1000 for mw in limits_mw]
     return reports.ProbedPowerLimits(*watts)
 
 
@@ -314,25 +314,25 @@ def sample(
     Returns:
         The readings by index and sensor.
     """
-    found = {index: {name: ReadingSeries() for name in sensors[index]} for index in gpus}
+    series = {index: {name: ReadingSeries() for name in sensors[index]} for index in gpus}
     begin_ns = clock.now_ns()
     while (now_ns := clock.now_ns()) - begin_ns < seconds * 1e9:
         meanwhile(now_ns)
         for index, gpu in gpus.items():
             for name, (t_ns, value) in gpu.read(sensors[index]).items():
                 if isinstance(value, CallError):
-                    found[index][name].failed(value.code)
+                    series[index][name].failed(value.code)
                 else:
-                    found[index][name].add(t_ns, value)
+                    series[index][name].add(t_ns, value)
         clock.sleep(PAUSE_S)
-    return found
+    return series
 
 
 def time_calls(
     questions: Mapping[str, Question], clock: Clock, calls: int
 ) -> dict[str, Latency | None]:
     """How long each call takes."""
-    found = {}
+    latencies = {}
     for name, question in questions.items():
         durations = []
         for _ in range(calls):
@@ -344,8 +344,8 @@ def time_calls(
             finally:
                 durations.append(clock.now_ns() - begin_ns)
                 clock.sleep(PAUSE_S / 2)
-        found[name] = summarize(durations)
-    return found
+        latencies[name] = summarize(durations)
+    return latencies
 
 
 def time_together(
@@ -353,5 +353,5 @@ def time_together(
 ) -> dict[int, dict[str, Latency | None]]:
     """How long each call takes while one thread per GPU makes calls."""
     with ThreadPoolExecutor(len(questions)) as pool:
-        found = pool.map(lambda one: time_calls(one, clock, calls), questions.values())
-        return dict(zip(questions, found, strict=True))
+        latencies = pool.map(lambda one: time_calls(one, clock, calls), questions.values())
+        return dict(zip(questions, latencies, strict=True))

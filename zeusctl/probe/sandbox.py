@@ -31,13 +31,13 @@ _SANDBOX = (
 
 def properties(unit: str) -> list[str]:
     """The sandbox of a unit, as `systemd-run -p` takes it."""
-    section, found = "", []
+    section, settings = "", []
     for line in map(str.strip, unit.splitlines()):
         if line.startswith("["):
             section = line
         elif section == "[Service]" and line.startswith(_SANDBOX) and "=" in line:
-            found.append(line)
-    return found
+            settings.append(line)
+    return settings
 
 
 def inside(unit: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -247,9 +247,9 @@ class TopApp(App[int]):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Enter: the GPU of the row."""
         key = str(event.row_key.value)
-        found = [gpu for gpu in self.view.report.gpus if gpu.uuid in key.split(":")]
-        if found:
-            self.push_screen(GpuScreen(self._source, found[0]))
+        gpus = [gpu for gpu in self.view.report.gpus if gpu.uuid in key.split(":")]
+        if gpus:
+            self.push_screen(GpuScreen(self._source, gpus[0]))
 
     def action_sort(self, step: int) -> None:
         """Changes the order."""

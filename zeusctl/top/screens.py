@@ -101,13 +101,13 @@ class GpuScreen(Overlay):
         self.app.call_from_thread(self.show, "\n".join(lines))
 
     def _facts(self) -> Iterable[str]:
-        found = [gpu for gpu in self._source.report.gpus if gpu.uuid == self._uuid]
-        if not found:
+        gpus = [gpu for gpu in self._source.report.gpus if gpu.uuid == self._uuid]
+        if not gpus:
             yield "it is not there any more"
             return
-        yield from page(GPU, found[0])
-        if found[0].error:
-            yield found[0].error
+        yield from page(GPU, gpus[0])
+        if gpus[0].error:
+            yield gpus[0].error
 
     def _hour(self, width: int) -> Iterable[str]:
         yield "The last hour"

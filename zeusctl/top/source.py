@@ -71,10 +71,10 @@ class NodeSource:
         """Returns a reading's last hour; empty if nothing is known."""
         start_ns = max(0, time.monotonic_ns() - HOUR_S * SECOND_NS)
         try:
-            found = self._session.client.timeline(uuid, domain, start_ns)
+            points = self._session.client.timeline(uuid, domain, start_ns)
         except ZeusIpcError:
             return []
-        return [(t_ns / 1e9, value / divisor) for t_ns, value in found]
+        return [(t_ns / 1e9, value / divisor) for t_ns, value in points]
 
     def _look_back(self) -> None:
         oldest_s = time.monotonic() - SPAN_S
@@ -83,8 +83,8 @@ class NodeSource:
             self.asked_s = time.monotonic()
             start_ns = round(max(oldest_s, known[-1][0] if known else 0.0) * 1e9) + 1
             try:
-                found = self._session.client.timeline(gpu.uuid, "power", start_ns)
+                points = self._session.client.timeline(gpu.uuid, "power", start_ns)
             except ZeusIpcError:
                 continue  # nothing sampled yet
-            known = [*known, *((t_ns / 1e9, milliwatts / 1000) for t_ns, milliwatts in found)]
+            known = [*known, *((t_ns / 1e9, milliwatts / 1000) for t_ns, milliwatts in points)]
             self.power[gpu.uuid] = [point for point in known if point[0] >= oldest_s]
