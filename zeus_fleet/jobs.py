@@ -100,13 +100,13 @@ class ByJobs:
 def _placed(claims: Mapping[str, NodeDemand]) -> list[_Placed]:
     """The jobs. Parts of a job on another kind of GPU, or with another profile, count
     separately."""
-    found: dict[tuple[str, str, ProgressProfile | None, bool], list[tuple[str, NodeWork]]] = {}
+    by_job: dict[tuple[str, str, ProgressProfile | None, bool], list[tuple[str, NodeWork]]] = {}
     for node, claim in claims.items():
         for work in claim.works if _can_be(claim) else ():
             key = (work.job, work.kind, work.profile, work.measuring)
-            found.setdefault(key, []).append((node, work))
+            by_job.setdefault(key, []).append((node, work))
     placed = []
-    for (name, kind, profile, measuring), works in found.items():
+    for (name, kind, profile, measuring), works in by_job.items():
         low = max(work.min_mw for _, work in works)
         high = max(low, *(work.max_mw for _, work in works))
         gpus = sum(len(work.gpus) for _, work in works)

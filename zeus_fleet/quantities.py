@@ -23,10 +23,10 @@ def power_mw(text: str) -> int:
     Raises:
         ValueError: It is none of that.
     """
-    found = _POWER.fullmatch(text.strip())
-    if found is None:
+    match = _POWER.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a power; write 80kW or 80000")
-    return round(float(found[1]) * _FACTORS[found[2]] * 1000)
+    return round(float(match[1]) * _FACTORS[match[2]] * 1000)
 
 
 def ramp_mw_per_s(text: str) -> int:
@@ -35,10 +35,10 @@ def ramp_mw_per_s(text: str) -> int:
     Raises:
         ValueError: It is none.
     """
-    found = _RAMP.fullmatch(text.strip())
-    if found is None:
+    match = _RAMP.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a ramp; write 5kW/min")
-    rate = power_mw(found[1]) // _SECONDS[found[2]]
+    rate = power_mw(match[1]) // _SECONDS[match[2]]
     if rate <= 0:
         raise ValueError(f"{text!r} is not a ramp: it is 0; omit it to change at once")
     return rate

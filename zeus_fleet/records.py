@@ -45,10 +45,10 @@ def read(path: Path) -> list[Record]:
     Raises:
         ValueError: A line is not a record, or there is none.
     """
-    found = [one for _, one in read_lines(path, Record)]
-    if not found:
+    records = [one for _, one in read_lines(path, Record)]
+    if not records:
         raise ValueError(f"{path} has no records; write some with zeus-fleet watch --record")
-    return sorted(found, key=lambda one: one.at_s)
+    return sorted(records, key=lambda one: one.at_s)
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,18 @@ class EventReport:
 
 def reports(records: Sequence[Record]) -> list[EventReport]:
     """One delivery for each interval with a limit below the standing one."""
-    found = []
+    events = []
     first: int | None = None
     for index, one in enumerate(records):
         lower = one.limit_w < one.standing_w
         if lower and first is None:
             first = index
         elif not lower and first is not None:
-            found.append(_report(records, first, index))
+            events.append(_report(records, first, index))
             first = None
     if first is not None and first < len(records) - 1:
-        found.append(_report(records, first, len(records) - 1))
-    return found
+        events.append(_report(records, first, len(records) - 1))
+    return events
 
 
 def _report(records: Sequence[Record], first: int, last: int) -> EventReport:

@@ -94,14 +94,14 @@ def tables(cluster: str) -> list[MeasuredRun]:
         measured = float(row["time_per_epoch"]), float(row["average_power"])
         runs.setdefault(key, {})[int(row["power_limit"]) * 1000] = measured
     limits = max((sorted(run) for run in runs.values()), key=len)
-    found = []
+    measured_runs = []
     for key, run in sorted(runs.items()):
         if sorted(run) == limits:
             profile = ProgressProfile.measured({limit: run[limit][0] for limit in limits})
             if not sensitive or profile.progress[0] < 0.55:
                 draw = tuple(monotone(run[limit][1] for limit in limits))
-                found.append(MeasuredRun(key.partition("/")[0], profile, draw))
-    return found
+                measured_runs.append(MeasuredRun(key.partition("/")[0], profile, draw))
+    return measured_runs
 
 
 def mix(runs: Sequence[MeasuredRun], seed: int, known: float = 1.0, latency: float = 0.0) -> Mix:
@@ -186,21 +186,21 @@ def compare(
     """
     runs = tables(cluster)
     mixes = [mix(runs, seed, known, latency) for seed in seeds]
-    found: dict[float, dict[str, PolicyResult]] = {}
+    by_share: dict[float, dict[str, PolicyResult]] = {}
     for share in shares:
-        found[share] = {}
+        by_share[share] = {}
         for name, policy in policies.items():
             results = []
             for mixture in mixes:
                 total = int(share * full_mw(mixture))
                 results.append(evaluate(mixture, policy(mixture, total), total))
-            found[share][name] = PolicyResult(
+            by_share[share][name] = PolicyResult(
                 sum(result.progress for result in results) / len(results),
                 sum(result.worst for result in results) / len(results),
                 sum(result.drawn for result in results) / len(results),
                 sum(result.squeezed for result in results) / len(results),
             )
-    return found
+    return by_share
 
 
 def blind(policy: JobPolicy) -> Callable[[Mix, int], list[int]]:

@@ -64,9 +64,11 @@ class _Kept(Generic[T]):
             answer: etcd's reply to `FleetStore._if_moved`.
         """
         if not answer.succeeded:
-            found = [response.response_range.kvs for response in answer.responses]
-            self._value = self._parse([kvs[0].value for kvs in found if kvs]) if found[0] else None
-            self.revision = found[0][0].mod_revision if found[0] else 0
+            ranges = [response.response_range.kvs for response in answer.responses]
+            self._value = (
+                self._parse([kvs[0].value for kvs in ranges if kvs]) if ranges[0] else None
+            )
+            self.revision = ranges[0][0].mod_revision if ranges[0] else 0
         return self._value
 
 
@@ -136,11 +138,11 @@ class FleetStore:
 
         async def ask(client: Any) -> int:
             make = client.transactions
-            found = await client.get(key)
-            revision = 0 if found is None else found.mod_revision
-            if found is not None:
+            heartbeat = await client.get(key)
+            revision = 0 if heartbeat is None else heartbeat.mod_revision
+            if heartbeat is not None:
                 with contextlib.suppress(Malformed):
-                    return wire.heartbeat_from(found.value).number
+                    return wire.heartbeat_from(heartbeat.value).number
             await client.transaction(
                 compare=[make.mod(key) == revision], success=[make.put(key, first)], failure=[]
             )
@@ -385,13 +387,13 @@ class FleetStore:
         unreadable: dict[str, str],
     ) -> dict[str, T]:
         """The nodes' data. Adds nodes whose data cannot be read to `unreadable`."""
-        found = {}
+        parsed = {}
         for value, item in rows:
             try:
-                found[self._node(item)] = parse(value)
+                parsed[self._node(item)] = parse(value)
             except Malformed as error:
                 unreadable[self._node(item)] = f"what it wrote is {error}"
-        return found
+        return parsed
 
     def _key(self, name: str) -> bytes:
         return (self._prefix + name).encode()

@@ -87,10 +87,10 @@ def budget(
             present = schedule.with_standing(present, power_mw(limit), now_s)
         return present
 
-    found = reach(lambda store: _change(store, changed))
-    if found is None:
+    changed_budget = reach(lambda store: _change(store, changed))
+    if changed_budget is None:
         raise click.ClickException(NONE_YET)
-    _show(found)
+    _show(changed_budget)
 
 
 def _event(
@@ -119,17 +119,17 @@ async def _change(
     return wanted
 
 
-def _show(found: Budget) -> None:
-    for domain in found.domains:
-        floors = sum(found.floors_mw[name] for name in domain.nodes)
+def _show(current: Budget) -> None:
+    for domain in current.domains:
+        floors = sum(current.floors_mw[name] for name in domain.nodes)
         nodes = f"{len(domain.nodes)} node{'' if len(domain.nodes) == 1 else 's'}"
         click.echo(
             f"{domain.name}: {domain.limit_mw / 1000:g} W for {nodes}, "
             f"floors {floors / 1000:g} W, reserve {domain.reserve_mw / 1000:g} W"
         )
-    if found.standing_mw is not None:
-        click.echo(f"outside of events: {found.standing_mw / 1000:g} W")
-    for event in found.events:
+    if current.standing_mw is not None:
+        click.echo(f"outside of events: {current.standing_mw / 1000:g} W")
+    for event in current.events:
         start, end = (
             f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}"
             for one in (event.start_s, event.end_s)

@@ -171,11 +171,11 @@ def report(picture: Path | None, file: Path) -> None:
         records = read(file)
         if picture is not None:
             picture.write_text(svg(records), encoding="utf-8")
-    found = reports(records)
-    if not found:
+    events = reports(records)
+    if not events:
         click.echo("The limit was never below the standing limit.")
-    for one in found:
-        click.echo(event_text(one))
+    for event in events:
+        click.echo(event_text(event))
 
 
 def event_text(one: EventReport) -> str:

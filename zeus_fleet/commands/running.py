@@ -152,7 +152,7 @@ def simulate(
     compared = {name: of_jobs(policy) for name, policy in policies.items()}
     if latency:
         compared["not told"] = blind(policies["water-filling"])
-    found = compare(
+    by_share = compare(
         cluster,
         [budget / 100 for budget in budgets],
         range(seed, seed + mixes),
@@ -162,6 +162,6 @@ def simulate(
     )
     click.echo(f"{CLUSTERS[cluster]}; 512 GPUs, 85 % busy; mean of {mixes} mixes of jobs")
     click.echo("BUDGET  " + "".join(f"{name.upper():<15}" for name in compared).rstrip())
-    for share, results in found.items():
+    for share, results in by_share.items():
         cells = [_cell(result, latency=latency > 0) for result in results.values()]
         click.echo(f"{f'{100 * share:g} %':<8}" + "".join(f"{cell:<15}" for cell in cells).rstrip())
