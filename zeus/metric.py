@@ -271,8 +271,8 @@ class _EnergyMetric(Metric):
         yield from known
 
     def _add_all(self, name: str, measurement: Measurement) -> None:
-        found = (measurement.gpu_energy, measurement.cpu_energy, measurement.dram_energy)
-        for kind, energies in zip(KINDS, found, strict=True):
+        parts = (measurement.gpu_energy, measurement.cpu_energy, measurement.dram_energy)
+        for kind, energies in zip(KINDS, parts, strict=True):
             for index, joules in (energies or {}).items():
                 self._add(kind, name, str(index), joules)
 

@@ -151,12 +151,12 @@ def ask_zeusd() -> Zeusd:
     client = Client(path, timeout_s=TIMEOUT_S)
     try:
         info = client.node()
-        found = [
+        facts = [
             (check.name, " -> ".join(filter(None, (check.found, check.remedy))))
             for check in of_node(client, info)
         ]
-        found.append(("round trip", _round_trip(client)))
-        return Zeusd(path, wanted, "", info, found)
+        facts.append(("round trip", _round_trip(client)))
+        return Zeusd(path, wanted, "", info, facts)
     except ZeusIpcError as error:
         return Zeusd(path, wanted, error.message)
     except Exception as error:  # noqa: BLE001 - as of a daemon of another release
@@ -200,12 +200,12 @@ def find(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
         return [], [("GPU", f"none: zeusd finds none on this node; {hint}")]
     if zeusd.wanted:
         return [], [("GPU", "not known while zeusd does not answer: zeus would raise that error")]
-    found: list[GpuInfo] = []
+    gpus: list[GpuInfo] = []
     notes: list[Row] = []
 
     def look() -> None:
         try:
-            _look(found, notes)
+            _look(gpus, notes)
         except Exception as error:  # noqa: BLE001 - told as a line
             notes.append(("GPU", f"not known: {unexpected(error)}"))
 
@@ -215,13 +215,13 @@ def find(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
     thread.join(DRIVER_TIMEOUT_S)
     if thread.is_alive():
         late = f"the driver did not respond within {DRIVER_TIMEOUT_S:g} s; see dmesg and nvidia-smi"
-        return list(found), [*notes, ("GPU", late)]
-    if not found and not notes:
+        return list(gpus), [*notes, ("GPU", late)]
+    if not gpus and not notes:
         notes.append(("GPU", "none: the driver finds none on this node; see nvidia-smi"))
-    return found, notes
+    return gpus, notes
 
 
-def _look(found: list[GpuInfo], notes: list[Row]) -> None:
+def _look(gpus: list[GpuInfo], notes: list[Row]) -> None:
     """Queries the driver, as a program without zeusd would."""
     from zeusd.devices.nvml.backend import NvmlBackend
     from zeusd.devices.port import DeviceError
@@ -236,7 +236,7 @@ def _look(found: list[GpuInfo], notes: list[Row]) -> None:
     try:
         for index in range(nvml.device_count()):
             try:
-                found.append(inspect_gpu(nvml, index)[0].info)
+                gpus.append(inspect_gpu(nvml, index)[0].info)
             except DeviceError as error:
                 notes.append((f"NVML {index}", f"cannot be used: {error}; see dmesg, or reset it"))
     finally:
@@ -303,16 +303,16 @@ def cpus(zeusd: Zeusd) -> list[Row]:
 def zones(zeusd: Zeusd) -> list[Row]:
     """The RAPL counters, and whether this process may read them."""
     root = Path(POWERCAP)
-    found = {
+    folders = {
         path.name: path
         for pattern in ("intel-rapl:*/intel-rapl:*:*", "intel-rapl:*")
         for path in root.glob(pattern)
     }
-    if not found:
+    if not folders:
         hint = "virtual machines have none, and elsewhere: modprobe intel_rapl_msr"
         return [("RAPL", f"none under {root}; {hint}")]
     helped = zeusd.info is not None and bool(zeusd.info.cpus)
-    return [(str(path), _zone(path, helped)) for _, path in sorted(found.items())]
+    return [(str(path), _zone(path, helped)) for _, path in sorted(folders.items())]
 
 
 def _zone(path: Path, helped: bool) -> str:
@@ -362,8 +362,8 @@ def _show_all() -> None:
     _show("System", lambda: system())
     zeusd = ask_zeusd()
     _show("zeusd", lambda: daemon_rows(zeusd))
-    found, notes = find(zeusd)
-    _show("GPUs", lambda: [*cuda(), *mapping(found, zeusd), *notes])
+    gpus, notes = find(zeusd)
+    _show("GPUs", lambda: [*cuda(), *mapping(gpus, zeusd), *notes])
     _show("CPUs and memory", lambda: [*cpus(zeusd), *zones(zeusd)])
     _show("System-on-chip", lambda: [("SoC", "none")])
     _show("Rights", lambda: rights(zeusd.info is not None))
@@ -371,12 +371,12 @@ def _show_all() -> None:
 
 def _show(title: str, rows: Callable[[], Sequence[Row]]) -> None:
     try:
-        found = rows()
+        lines = rows()
     except Exception as error:  # noqa: BLE001 - what is broken here is what the reader looks for
-        found = [("not known", unexpected(error))]
+        lines = [("not known", unexpected(error))]
     print(title)
-    width = max((len(name) for name, _ in found), default=0)
-    for name, text in found:
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, text in lines:
         print(f"  {name:<{width}}  {text}")
     print(flush=True)
 

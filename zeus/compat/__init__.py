@@ -37,9 +37,9 @@ def old_names(module: str) -> Callable[[str], Any]:
             return getattr(importlib.import_module(home), new)
         if not name.startswith("_"):
             for home in homes:
-                found = getattr(importlib.import_module(home), name, None)
-                if found is not None:
-                    return found
+                value = getattr(importlib.import_module(home), name, None)
+                if value is not None:
+                    return value
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return find

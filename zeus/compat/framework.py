@@ -19,20 +19,24 @@ def torch_is_available(ensure_available: bool = False, ensure_cuda: bool = True)
     Raises:
         RuntimeError: See the arguments.
     """
-    found = _imports("torch", ensure_available)
-    if found and ensure_cuda and not sys.modules["torch"].cuda.is_available():
+    available = _imports("torch", ensure_available)
+    if available and ensure_cuda and not sys.modules["torch"].cuda.is_available():
         raise RuntimeError(
             "PyTorch has no CUDA GPU here; install a PyTorch with CUDA, or check nvidia-smi"
         )
-    return found
+    return available
 
 
 def jax_is_available(ensure_available: bool = False, ensure_cuda: bool = True) -> bool:
     """Whether JAX can be imported. See `torch_is_available`."""
-    found = _imports("jax", ensure_available)
-    if found and ensure_cuda and "gpu" not in {d.platform for d in sys.modules["jax"].devices()}:
+    available = _imports("jax", ensure_available)
+    if (
+        available
+        and ensure_cuda
+        and "gpu" not in {d.platform for d in sys.modules["jax"].devices()}
+    ):
         raise RuntimeError("JAX has no GPU here; install jax[cuda12], or check nvidia-smi")
-    return found
+    return available
 
 
 def cupy_is_available(ensure_available: bool = False) -> bool:

@@ -40,15 +40,15 @@ def _samples(logfile: Path, start: float | None, end: float | None) -> list[tupl
     if not lines or lines[0].strip() != "Time,Power":
         raise ValueError(f"{logfile} is not a file of zeus_monitor: its header is not Time,Power")
     # The last line may be cut off.
-    found = [(_unix_s(when), float(mw) / 1000) for when, mw in csv.reader(lines[1:-1])]
-    if found:
-        first_s, last_s = found[0][0], found[-1][0]
+    samples = [(_unix_s(when), float(mw) / 1000) for when, mw in csv.reader(lines[1:-1])]
+    if samples:
+        first_s, last_s = samples[0][0], samples[-1][0]
         since_s = first_s if start is None else start + (first_s if start >= 0 else last_s)
         until_s = math.inf if end is None else end + (first_s if end >= 0 else last_s)
-        found = [one for one in found if since_s <= one[0] <= until_s]
-    if len(found) < 2:
+        samples = [sample for sample in samples if since_s <= sample[0] <= until_s]
+    if len(samples) < 2:
         raise ValueError(f"{logfile} has fewer than two samples in that time; give it more time")
-    return found
+    return samples
 
 
 def _unix_s(text: str) -> float:

@@ -97,13 +97,13 @@ class CPU:
         with self._guard:
             now_ns = time.monotonic_ns()
             try:
-                found = self._client.windows(
+                by_source = self._client.windows(
                     list(self._energy_uj), [(self._since_ns, now_ns, False)]
                 )
             except ZeusIpcError as error:
                 raise from_ipc(error) from error
             self._since_ns = now_ns
-            for source, one in found.items():
+            for source, one in by_source.items():
                 self._energy_uj[source] += one.energy_uj[0] or 0
             total = {name.partition(":")[0]: uj / 1000 for name, uj in self._energy_uj.items()}
         return CpuDramMeasurement(total["cpu"], total.get("dram"))

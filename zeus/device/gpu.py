@@ -245,14 +245,14 @@ class GPU(OfProcess, _CamelCase):
                 `ZeusMonitor` measures the GPU alone.
         """
         with _translated():
-            found = self._client.energy(self.uuid)[self.uuid]
-        if found.scope == "module":
+            reading = self._client.energy(self.uuid)[self.uuid]
+        if reading.scope == "module":
             raise ZeusGPUNotSupportedError(
                 f"{self.info.name} counts the energy of its whole superchip; measure windows with "
                 "ZeusMonitor instead, which are of the GPU",
                 3,
             )
-        return found.energy_mj
+        return reading.energy_mj
 
     def get_gpu_temperature(self) -> int:
         """Temperature, degrees Celsius."""
@@ -348,16 +348,16 @@ class GPUs(OfProcess, _CamelCase):
         for index in gpu_indices:
             if len(infos[index].runtime_indices) > 1:
                 groups.setdefault(infos[index].uuid, []).append(index)
-        found = []
+        sources = []
         for group in groups.values():
             info, several = infos[group[0]], "s" * (len(group) > 1)
-            found.append(
+            sources.append(
                 f"GPU{several} {', '.join(map(str, group))}: {len(group)} of the "
                 f"{len(info.runtime_indices)} partitions of one {info.name}. Power and energy are "
                 "those of the whole package, with what its other partitions draw; windows count "
                 f"its energy once, at GPU {group[0]}."
             )
-        return found
+        return sources
 
     @property
     def _infos(self) -> list[GpuInfo]:
@@ -435,7 +435,7 @@ class GPUs(OfProcess, _CamelCase):
         """
         with _translated():
             infos = {gpu.uuid: gpu for gpu in self._client.node().gpus}
-        found: list[bool] = []
+        bounded: list[bool] = []
         for index in gpu_indices:
             gpu = self.gpus[index]
             info = infos[gpu.uuid]
@@ -448,8 +448,8 @@ class GPUs(OfProcess, _CamelCase):
             ]
             others = (mw for name, mw in bounds if name != ceiling)
             most = min([info.power_limit_max_mw or 0, *others])
-            found += [mw < most for name, mw in bounds if name == ceiling]
-        return any(found) if found else None
+            bounded += [mw < most for name, mw in bounds if name == ceiling]
+        return any(bounded) if bounded else None
 
     def release_all(self, gpu_indices: Sequence[int]) -> None:
         """Restores what this process changed on these GPUs and releases its leases."""
@@ -533,15 +533,15 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
     with _guard:
         if _gpus is None or _gpus[0] != key or not len(_gpus[1]):
             _gpus = (key, _discover(client))
-        found = _gpus[1]
+        gpus = _gpus[1]
     if ensure_homogeneous:
-        models = sorted({gpu.info.name for gpu in found.gpus})
+        models = sorted({gpu.info.name for gpu in gpus.gpus})
         if len(models) > 1:
             raise ZeusGPUHeterogeneousError(
                 f"GPUs of several models are visible: {', '.join(models)}; choose those of one "
                 "with CUDA_VISIBLE_DEVICES"
             )
-    return found
+    return gpus
 
 
 def _discover(client: Client) -> GPUs:

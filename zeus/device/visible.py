@@ -43,25 +43,25 @@ def within_reach(
     not known, or if none may be opened: then the process does not compute but only monitors.
     """
     minors = _minors(driver)
-    found = []
+    reachable = []
     for gpu in gpus:
         minor = minors.get(_address(gpu.pci_address))
         if minor is not None and _opens(devices / f"nvidia{minor}"):
-            found.append(gpu)
-    return found or list(gpus)
+            reachable.append(gpu)
+    return reachable or list(gpus)
 
 
 def _minors(driver: Path) -> dict[tuple[int, str], int]:
     """Number of each GPU's device file, by PCI address."""
-    found = {}
+    minors = {}
     with contextlib.suppress(OSError):
         for folder in driver.iterdir():
             with contextlib.suppress(OSError, ValueError):
                 for line in (folder / "information").read_text().splitlines():
                     name, _, value = line.partition(":")
                     if name.strip() == "Device Minor":
-                        found[_address(folder.name)] = int(value)
-    return found
+                        minors[_address(folder.name)] = int(value)
+    return minors
 
 
 def _address(text: str) -> tuple[int, str]:

@@ -64,12 +64,12 @@ class EnergySummary:
 
     def figures(self) -> dict[str, float]:
         """The summary by the names under which it is logged."""
-        found = {"energy/total_kWh": self.kwh, "energy/mean_W": self.power}
+        figures = {"energy/total_kWh": self.kwh, "energy/mean_W": self.power}
         if self.cost is not None:
-            found[f"energy/cost_{self.currency}"] = self.cost
+            figures[f"energy/cost_{self.currency}"] = self.cost
         if self.co2 is not None:
-            found["energy/co2_g"] = self.co2
-        return found
+            figures["energy/co2_g"] = self.co2
+        return figures
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} GPU{'' if self.gpus == 1 else 's'}"
@@ -266,15 +266,15 @@ class EnergyAccount:
 
     def _figures(self) -> dict[str, float]:
         self._collect()
-        found = {}
+        figures = {}
         if self._shown:
-            found["energy/step_J"] = self._energy_j / self._shown
-            found["energy/power_W"] = self._energy_j / self._time_s if self._time_s else math.nan
+            figures["energy/step_J"] = self._energy_j / self._shown
+            figures["energy/power_W"] = self._energy_j / self._time_s if self._time_s else math.nan
             self._energy_j = self._time_s = 0.0
             self._shown = 0
         while self._epochs and self._epochs[0].settled:
-            found["energy/epoch_J"] = _joules(self._epochs.popleft())
-        return found
+            figures["energy/epoch_J"] = _joules(self._epochs.popleft())
+        return figures
 
 
 def _constant(name: str, given: object, kind: type) -> Callable[[datetime], float]:

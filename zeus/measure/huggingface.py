@@ -160,6 +160,6 @@ def _passes_on(frame: FrameType) -> bool:
 
 
 def _end_at_exit(callback: weakref.ref[HFEnergyCallback]) -> None:
-    found = callback()
-    if found is not None:
-        found._end_interrupted()
+    alive = callback()
+    if alive is not None:
+        alive._end_interrupted()

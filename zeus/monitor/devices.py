@@ -77,16 +77,16 @@ def _with_sensors(
     other = any(fault.code != ErrorCode.NOT_SUPPORTED for fault in errors.values())
     if other or any(gpus[index].info.has_sensor for index in failed):
         raise from_ipc(error) from error
-    found = [index for index in indices if index not in failed]
+    measurable = [index for index in indices if index not in failed]
     names = ", ".join(f"GPU {index} ({gpus[index].get_name()})" for index in failed)
     sentence = (
         f"The energy of {names} is not measured: no sensor reports its energy or power. Give "
-        f"gpu_indices={found} to measure {'only the others' if found else 'none'}."
+        f"gpu_indices={measurable} to measure {'only the others' if measurable else 'none'}."
     )
     if are_given:
         raise ZeusGPUNotSupportedError(sentence)
     warn(sentence)
-    return found
+    return measurable
 
 
 def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:

@@ -306,8 +306,8 @@ class ZeusMonitor(Configured):
             measurement: A window that this thread has just ended.
         """
         pending = measurement._pending
-        found = [] if pending is None else pending.lookup.between_reads(pending)
-        return found or [measurement]
+        parts = [] if pending is None else pending.lookup.between_reads(pending)
+        return parts or [measurement]
 
     def reset_windows(self) -> None:
         """Discards all open windows."""

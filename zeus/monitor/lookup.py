@@ -253,25 +253,25 @@ class WindowLookup:
         try:
             with bounded():
                 gpus = [*dict.fromkeys(self._gpus.values())]
-                found, _ = self._ask([(begin_ns, end_ns, 0)], gpus, limited=True)
+                by_source, _ = self._ask([(begin_ns, end_ns, 0)], gpus, limited=True)
         except ZeusBaseError as error:
             if self._strict:
                 raise
             self.warn(error)
             return None
-        return self._limited(found, 0)
+        return self._limited(by_source, 0)
 
     def _limited(
-        self, found: dict[str, WindowEnergies], position: int
+        self, by_source: dict[str, WindowEnergies], position: int
     ) -> dict[int, dict[str, float]]:
         counted = {
             index: {
                 reason: ms / 1000
-                for reason, every_ms in found[uuid].limited_ms.items()
+                for reason, every_ms in by_source[uuid].limited_ms.items()
                 if (ms := every_ms[position]) is not None
             }
             for index, uuid in self._gpus.items()
-            if uuid in found
+            if uuid in by_source
         }
         return {index: reasons for index, reasons in counted.items() if reasons}
 
@@ -383,9 +383,9 @@ class WindowLookup:
             ZeusBaseGPUError: There is no answer.
         """
         end_ns, began_s = self.clock_ns(), time.monotonic()
-        found, failed = self._ask([(end_ns - TICK_NS, end_ns, False)], self._sources)
+        by_source, failed = self._ask([(end_ns - TICK_NS, end_ns, False)], self._sources)
         late = time.monotonic() - began_s > WAIT_S + TICK_NS / 1e9
-        return not late and (failed is None or bool(found))
+        return not late and (failed is None or bool(by_source))
 
     def _take(self, until_ns: int, limit: int) -> list[Measurement]:
         """Removes unread windows that ended by a time, oldest first; the caller has the guard."""
@@ -414,22 +414,22 @@ class WindowLookup:
         windows += self._pauses([one for _, one in waiting])
         try:
             limited = counted and any(one.limited for _, one in waiting)
-            found, failed = self._ask(windows, self._sources, limited)
+            by_source, failed = self._ask(windows, self._sources, limited)
         except ZeusBaseError as error:
             if unanswered(error.__cause__):
                 self._outage = error
             self._requeue(batch)
             raise
-        if failed is not None and not found:
+        if failed is not None and not by_source:
             self._outage = failed
         # Age of a window from which on a GPU that cannot be read makes its energy unknown. Before,
         # it is looked up again: after a short failure, the counter includes it.
         patient_ns = self.clock_ns() - 2_000_000_000
         again = []
         for position, (measurement, pending) in enumerate(waiting):
-            known = self._measured(measurement, found, position)
+            known = self._measured(measurement, by_source, position)
             if limited:
-                measurement._limited = self._limited(found, position)
+                measurement._limited = self._limited(by_source, position)
             if not math.isnan(known._sum()):
                 measurement._fill(known._gpu, known._cpu, known._dram, known._uncertainty)
                 continue
@@ -455,7 +455,7 @@ class WindowLookup:
         return [(begin_ns, end_ns, PAUSE) for begin_ns, end_ns in waits]
 
     def _measured(
-        self, window: Measurement, found: dict[str, WindowEnergies], position: int
+        self, window: Measurement, by_source: dict[str, WindowEnergies], position: int
     ) -> Measurement:
         """Creates a measurement with the energies that were found, and `nan` for others."""
 
@@ -469,10 +469,10 @@ class WindowLookup:
                     continue
                 counted.add(name)
                 energies[index] = uncertainties[index] = math.nan
-                energy_uj = found[name].energy_uj[position] if name in found else None
+                energy_uj = by_source[name].energy_uj[position] if name in by_source else None
                 if energy_uj is not None:
                     energies[index] = energy_uj / 1e6
-                    uncertainties[index] = found[name].uncertainty_uj[position] / 1e6
+                    uncertainties[index] = by_source[name].uncertainty_uj[position] / 1e6
             return energies, uncertainties
 
         gpu, uncertainty = pick(self._gpus)

@@ -232,8 +232,8 @@ class Measurement:
 
     def _sum(self) -> float:
         """Joules of all that was measured."""
-        found = (self._gpu, self._cpu or {}, self._dram or {})
-        return sum(joules for energies in found for joules in energies.values())
+        parts = (self._gpu, self._cpu or {}, self._dram or {})
+        return sum(joules for energies in parts for joules in energies.values())
 
     def _values(self) -> tuple[Any, ...]:
         known = self._known()

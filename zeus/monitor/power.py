@@ -65,10 +65,10 @@ def infer_counter_update_period(gpu_indicies: Sequence[int]) -> float:
     """Half of the shortest update period of these GPUs' sensors, seconds; at most 0.1."""
     gpus = get_gpus()
     try:
-        found = _node.get_client().windows([gpus[index].uuid for index in gpu_indicies])
+        by_gpu = _node.get_client().windows([gpus[index].uuid for index in gpu_indicies])
     except ZeusIpcError as error:
         raise from_ipc(error) from error
-    return min(0.1, min(one.tick_ns for one in found.values()) / 2e9)
+    return min(0.1, min(one.tick_ns for one in by_gpu.values()) / 2e9)
 
 
 class PowerMonitor(Configured):
@@ -163,13 +163,13 @@ class PowerMonitor(Configured):
             raise ValueError("give one power domain, of GPUs or of CPUs (cpu_power_domain)")
         if gpu_domain is not None:
             name = _DOMAINS[_monitored(PowerDomain, gpu_domain, self.power_domains)]
-            found = self._timelines.read(name, gpu_index, start_time, end_time)
+            timelines = self._timelines.read(name, gpu_index, start_time, end_time)
         else:
             domain = _monitored(CPUPowerDomain, cpu_power_domain, self.cpu_power_domains)
-            found = self._cpu_timelines[domain].read("power", cpu_index, start_time, end_time)
+            timelines = self._cpu_timelines[domain].read("power", cpu_index, start_time, end_time)
         return {
             index: [(t_s, milliwatts / 1000) for t_s, milliwatts in samples]
-            for index, samples in found.items()
+            for index, samples in timelines.items()
         }
 
     def get_all_power_timelines(
@@ -226,10 +226,10 @@ class PowerMonitor(Configured):
     ) -> dict[int, float] | None:
         """Power of each GPU at a time (seconds since the epoch), watts; None: not known."""
         domain = _monitored(PowerDomain, power_domain, self.power_domains)
-        found = self._timelines.at(_DOMAINS[domain], time)
-        if found is None:
+        power_mw = self._timelines.at(_DOMAINS[domain], time)
+        if power_mw is None:
             return None
-        return {index: milliwatts / 1000 for index, milliwatts in found.items()}
+        return {index: milliwatts / 1000 for index, milliwatts in power_mw.items()}
 
     def stop(self) -> None:
         """Does nothing: there is nothing to stop."""
@@ -242,12 +242,12 @@ class PowerMonitor(Configured):
         shift_ns = offset_ns()
         begin_ns, end_ns = (max(0, round(t * 1e9) - shift_ns) for t in (start_time, end_time))
         try:
-            found = self._client.windows(list(self._uuids.values()), [(begin_ns, end_ns, False)])
+            by_gpu = self._client.windows(list(self._uuids.values()), [(begin_ns, end_ns, False)])
         except ZeusIpcError as error:
             raise from_ipc(error) from error
         energies: dict[int, float] = {}
         for index, uuid in self._uuids.items():
-            energy_uj = found[uuid].energy_uj[0]
+            energy_uj = by_gpu[uuid].energy_uj[0]
             if energy_uj is None:
                 return None
             energies[index] = energy_uj / 1e6

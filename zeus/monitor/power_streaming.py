@@ -208,9 +208,9 @@ def _cpu_power(client: Client, cpus: dict[int, bool]) -> dict[int, CpuPowerReadi
         samples = client.timeline(source, Domain.POWER, time.monotonic_ns() - 1_000_000_000)
         return samples[-1][1] / 1000 if samples else None
 
-    found = {}
+    readings = {}
     for index, dram in cpus.items():
         cpu_w = newest_w(f"cpu:{index}")
         if cpu_w is not None:
-            found[index] = CpuPowerReading(cpu_w, newest_w(f"dram:{index}") if dram else None)
-    return found
+            readings[index] = CpuPowerReading(cpu_w, newest_w(f"dram:{index}") if dram else None)
+    return readings

@@ -64,15 +64,15 @@ class Timelines:
 
     def at(self, domain: str, at_time: float | None) -> dict[int, int] | None:
         """The newest reading of each index at a time; None if one of them has none."""
-        found: dict[int, int] = {}
+        newest: dict[int, int] = {}
         until_s = time.time() if at_time is None else at_time
         for index, source in self._sources.items():
             # Maximum age of a present reading.
             samples = self._ask(source, domain, until_s - 5.0, until_s)
             if not samples:
                 return None
-            found[index] = samples[-1][1]
-        return found
+            newest[index] = samples[-1][1]
+        return newest
 
     def _chosen(self, index: int | None) -> Sequence[int]:
         if index is None:
@@ -92,10 +92,10 @@ class Timelines:
         end_ns = None if end_s is None else round(end_s * 1e9) - shift_ns
         assert self._client is not None  # there is this source
         try:
-            found = self._client.timeline(source, domain, round(start_s * 1e9) - shift_ns, end_ns)
+            points = self._client.timeline(source, domain, round(start_s * 1e9) - shift_ns, end_ns)
         except ZeusIpcError as error:
             raise from_ipc(error) from error
-        return [((t_ns + shift_ns) / 1e9, value) for t_ns, value in found]
+        return [((t_ns + shift_ns) / 1e9, value) for t_ns, value in points]
 
     def _thinned(self, samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
         if self._period_ns is not None:

@@ -255,11 +255,11 @@ class _Known:
         ) / len(costs)
         low, middle, high = np.quantile(costs, (0.05, 0.5, 0.95), axis=0)
         within = self._within_reach()
-        found = []
+        estimates = []
         for size in self._all:
             i = self._index[size]
             is_considered = self._sizes[i] == size
-            found.append(
+            estimates.append(
                 Estimate(
                     size,
                     float(middle[i]),
@@ -271,7 +271,7 @@ class _Known:
                     float(fit.reach.mean[i]),
                 )
             )
-        return found
+        return estimates
 
     def _best(self) -> int:
         """Of the sizes that reached the target, that of the lowest expected cost, reruns

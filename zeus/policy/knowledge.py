@@ -100,9 +100,9 @@ def by_nearness(place: Place, here: Place, runs: float) -> tuple[bool, bool, flo
     return not same_gpu, place.power_limits != here.power_limits, -runs
 
 
-def nearest(found: Iterable[Knowledge], here: Place) -> Knowledge | None:
+def nearest(known: Iterable[Knowledge], here: Place) -> Knowledge | None:
     """What says most about a job here; None where nothing is known."""
-    ordered = sorted(found, key=lambda one: by_nearness(one.place, here, sum(one.reached)))
+    ordered = sorted(known, key=lambda one: by_nearness(one.place, here, sum(one.reached)))
     if not ordered:
         return None
     same_gpu = ordered[0].place.gpu_model == here.gpu_model != ""

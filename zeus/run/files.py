@@ -185,10 +185,10 @@ def read_history(path: str | Path) -> list[HistoryEntry]:
     text = path.read_text(encoding="utf-8")
     try:
         rows = _python_rows(text) if path.suffix == ".py" else json.loads(text)
-        found = TypeAdapter(list[HistoryEntry]).validate_json(json.dumps(rows), strict=True)
-        if not all(math.isfinite(number) for one in found for number in (one.energy, one.time)):
+        history = TypeAdapter(list[HistoryEntry]).validate_json(json.dumps(rows), strict=True)
+        if not all(math.isfinite(number) for one in history for number in (one.energy, one.time)):
             raise ValueError("an energy or a time is not finite")
-        return found
+        return history
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError) as error:
         why = explain(error.errors()[0]) if isinstance(error, ValidationError) else error
         raise FileError(f"{path} is not a history of runs: {why}") from None

@@ -42,10 +42,10 @@ class JobFile:
         self.over = False
         self._file.seek(0)
         try:
-            found = parse(self._file.read(), decode=any_number)
-            known = found["knowledge"]
+            content = parse(self._file.read(), decode=any_number)
+            known = content["knowledge"]
             self.knowledge = None if known is None else Knowledge.from_json(known)
-            self.arguments, self.over = found["arguments"], found["over"]
+            self.arguments, self.over = content["arguments"], content["over"]
         except (ValueError, KeyError, TypeError):
             pass  # new, or cut off when its writer was killed: nothing had begun, or all was over
 

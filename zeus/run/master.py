@@ -156,18 +156,18 @@ class ZeusMaster:
         }
         prefix = _prefix(job, num_recurrence, eta_knob, beta_knob)
         known = None if self.knowledge is None else load(self.knowledge, self.place)
-        found = unfinished(self.log_base, prefix, arguments)
-        if found is None:
+        run = unfinished(self.log_base, prefix, arguments)
+        if run is None:
             logdir = _unused(self.build_logdir(job, num_recurrence, eta_knob, beta_knob))
             file = JobFile(logdir)
             file.write(arguments, known, over=False)
         else:
-            logdir, file = found
+            logdir, file = run
             known = file.knowledge  # that of its start, not the present one
         if known is not None:
             give(policy, job, known)
         training = Training(
-            self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, found is not None
+            self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, run is not None
         )
         with (
             contextlib.closing(file),

@@ -45,19 +45,19 @@ class PowerJson(ProfileFile):
     @override
     def load(self, path: Path) -> Profile:
         try:
-            found = files.load_profile(path)
+            profile = files.load_profile(path)
         except FileError as error:
             raise ProfileError(str(error)) from None
-        if not found.train_power or found.train_power.keys() != found.train_throughput.keys():
+        if not profile.train_power or profile.train_power.keys() != profile.train_throughput.keys():
             raise ProfileError(f"{path} has not both the power and the throughput of each limit")
         complete = path == self.path
         self._was_finished |= complete
         return Profile(
             measurements=[
-                self._measurement(limit, power, found.train_throughput[limit])
-                for limit, power in sorted(found.train_power.items(), reverse=True)
+                self._measurement(limit, power, profile.train_throughput[limit])
+                for limit, power in sorted(profile.train_power.items(), reverse=True)
             ],
-            gpus=found.gpus,
+            gpus=profile.gpus,
             complete=complete,
         )
 

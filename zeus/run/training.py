@@ -49,8 +49,8 @@ class Training:
         """Trains until the job has recurred this many times."""
         while self._recurrences.recurrence <= num_recurrence:
             now = self._recurrences.begin()
-            found = self._found(now) if self.resumes else None
-            self._end(now, found or self._train(now))
+            result = self._found(now) if self.resumes else None
+            self._end(now, result or self._train(now))
         return self._history
 
     def _found(self, now: Start) -> TrainResult | None:
@@ -84,9 +84,9 @@ class Training:
         except ScriptFailedError as error:
             result = self._failed(size, error)
         else:
-            found = result_of(self.logdir, job_id, size)
-            if found is not None:
-                return found
+            saved = result_of(self.logdir, job_id, size)
+            if saved is not None:
+                return saved
             result = TrainResult(  # of a subclass that runs jobs in its own way
                 energy=energy,
                 time=seconds,

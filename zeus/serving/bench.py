@@ -30,8 +30,10 @@ def result_path(command: Sequence[str]) -> Path | None:
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--result-filename", nargs="?")
     options.add_argument("--result-dir", nargs="?", default=".")
-    found, _ = options.parse_known_args(command)
-    return Path(found.result_dir, found.result_filename) if found.result_filename else None
+    arguments, _ = options.parse_known_args(command)
+    return (
+        Path(arguments.result_dir, arguments.result_filename) if arguments.result_filename else None
+    )
 
 
 def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[int, dict[str, Any]]:
@@ -54,9 +56,9 @@ def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[in
             raise
         raise ValueError(f"{command[0]}: command not found; check the name and the PATH") from None
     end_ns = time.monotonic_ns()
-    found = client.windows(list(gpus), [(begin_ns, end_ns, False)])
-    energies = [found[gpu].energy_uj[0] for gpu in gpus]
-    sigma_uj = sum((found[gpu].uncertainty_uj[0] / 2) ** 2 for gpu in gpus) ** 0.5
+    by_gpu = client.windows(list(gpus), [(begin_ns, end_ns, False)])
+    energies = [by_gpu[gpu].energy_uj[0] for gpu in gpus]
+    sigma_uj = sum((by_gpu[gpu].uncertainty_uj[0] / 2) ** 2 for gpu in gpus) ** 0.5
     seconds = (end_ns - begin_ns) / 1e9
     joules = None if None in energies else sum(one for one in energies if one is not None) / 1e6
     return code if code >= 0 else 128 - code, {

@@ -216,13 +216,16 @@ class ClockControl:
         """The present status."""
         with self._guard:
             policy, needs = self._policy, self._needs
-            found = replace(self._now, needed_mhz=needs.clock_mhz, needed_w=needs.power_w)
+            status = replace(self._now, needed_mhz=needs.clock_mhz, needed_w=needs.power_w)
             if policy is not None:
                 predicted = policy.predict()
-                found.predicted_tpot_s, found.predicted_ttft_s = predicted.tpot_s, predicted.ttft_s
-                found.ttft_violations, found.tpot_violations = policy.violations
-                found.escapes, found.saving = policy.escapes, policy.saving()
-            return found
+                status.predicted_tpot_s, status.predicted_ttft_s = (
+                    predicted.tpot_s,
+                    predicted.ttft_s,
+                )
+                status.ttft_violations, status.tpot_violations = policy.violations
+                status.escapes, status.saving = policy.escapes, policy.saving()
+            return status
 
     @property
     def stretch(self) -> dict[int, float]:
@@ -369,12 +372,12 @@ class ClockControl:
         if end_ns - begin_ns > 10 * ENERGY_NS:
             return  # the first one, or after a pause
         try:
-            found = client.windows(self._gpus, [(begin_ns, end_ns, False)])
+            by_gpu = client.windows(self._gpus, [(begin_ns, end_ns, False)])
         except (NotSupported, SeveralGpusFailed) as error:
             self._energy = False
             log.info("the policy continues without the energy of the GPUs: %s", error.message)
             return
-        parts = [one.energy_uj[0] for one in found.values()]
+        parts = [one.energy_uj[0] for one in by_gpu.values()]
         joules = sum(part for part in parts if part is not None) / 1e6
         if None in parts:
             return

@@ -77,21 +77,21 @@ def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
     )
     if not offered:
         raise ValueError("clocks_mhz is empty; pass the clocks that the GPU offers, in MHz")
-    found = [offered[0]]
-    lowest = max(LOWEST_SHARE * found[0], floor_mhz or 0.0)
+    chosen = [offered[0]]
+    lowest = max(LOWEST_SHARE * chosen[0], floor_mhz or 0.0)
     for clock in offered:
-        if clock >= lowest and found[-1] - clock >= LEVEL_SHARE * found[0]:
-            found.append(clock)
-    return found
+        if clock >= lowest and chosen[-1] - clock >= LEVEL_SHARE * chosen[0]:
+            chosen.append(clock)
+    return chosen
 
 
 def number(value: Any, low: float = -MOST) -> float:
     """A value as a plausible number; NaN: it is none, or below `low`."""
     try:
-        found = float(value)
+        parsed = float(value)
     except (TypeError, ValueError, ArithmeticError):
         return math.nan
-    return found if low <= found < MOST else math.nan
+    return parsed if low <= parsed < MOST else math.nan
 
 
 FAST_S = 4.0

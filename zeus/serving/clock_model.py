@@ -64,8 +64,8 @@ class Kalman:
 
     def error(self, x: Sequence[float], seen: float) -> float:
         """How far a value is above the prediction."""
-        found: float = seen - sum(map(mul, x, self.theta))
-        return found
+        error: float = seen - sum(map(mul, x, self.theta))
+        return error
 
     def update(self, x: Sequence[float], seen: float, noise: float) -> None:
         """Learns from one value with this variance; an outlier does not move the weights far."""
@@ -268,9 +268,9 @@ class Comparison:
         late = _middle(values[half:])
         if abs(_middle(values[:half]) - late) > STEADY * late:
             return None  # the change took effect meanwhile: wait for steps after it
-        found = _middle(values) / self._before
+        drift = _middle(values) / self._before
         self._before = 0.0
-        return found
+        return drift
 
 
 def _middle(values: list[float]) -> float:

@@ -301,9 +301,9 @@ class ClockPolicy:
         if abs(self._ratios[level] - r) > 0.01:
             self._comparison.cancel()  # running at another clock than requested
         elif not prompt and sequences:
-            found = self._comparison.add(took / base)
-            if found is not None:
-                self._compared(found)
+            drift = self._comparison.add(took / base)
+            if drift is not None:
+                self._compared(drift)
         time.update(sequences, context, prompt, longer, r, took)
 
     def _compared(self, longer: float) -> None:

@@ -86,8 +86,8 @@ class Seen(Columns):
     @property
     def busy(self) -> Flags:
         """Whether a step ran in the part that the sensor measured."""
-        found: Flags = self.features[:, 0] > 0
-        return found
+        flags: Flags = self.features[:, 0] > 0
+        return flags
 
     @property
     def length_s(self) -> Floats:
@@ -102,8 +102,8 @@ class Seen(Columns):
 
 def no_step(idle_s: Floats, length_s: Floats) -> Flags:
     """Whether updates of this length, of which these seconds had no step, had none at all."""
-    found: Flags = idle_s > 0.999 * length_s
-    return found
+    flags: Flags = idle_s > 0.999 * length_s
+    return flags
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ class StepColumns:
         base = int(self.begin_ns[0])
         knots = (np.stack([self.begin_ns, self.end_ns], axis=1).ravel() - base).astype(np.float64)
         total = np.repeat(np.concatenate([[0.0], np.cumsum(sums)]), 2)[1:-1]
-        found: Floats = np.interp(end_ns - base, knots, total)
-        found -= np.interp(begin_ns - base, knots, total)
-        return found
+        amounts: Floats = np.interp(end_ns - base, knots, total)
+        amounts -= np.interp(begin_ns - base, knots, total)
+        return amounts
 
 
 def clipped(steps: StepColumns) -> StepColumns:

@@ -244,15 +244,15 @@ class Digest:
             self.count = self._rows[0].count
 
     def _levels_of(self, updates: Updates) -> Ints:
-        found = np.zeros(updates.count, np.int64)
+        levels = np.zeros(updates.count, np.int64)
         known: dict[float, int] = {}
         for n, mhz in enumerate(updates.clock_mhz.tolist()):
             if not math.isnan(mhz) and mhz > 0:
                 if mhz not in known:
                     known[mhz] = self._level_of(mhz)
                 self._level = known[mhz]
-            found[n] = self._level
-        return found
+            levels[n] = self._level
+        return levels
 
     def _level_of(self, mhz: float) -> int:
         near = min(range(len(self._clocks)), key=lambda n: abs(self._clocks[n] - mhz), default=None)
@@ -274,22 +274,22 @@ def _recent(at: Ints, values: Ints) -> tuple[Ints, Ints]:
 
 
 def _chunks(steps: StepColumns) -> list[tuple[int, int]]:
-    found, begin = [], 0
+    chunks, begin = [], 0
     while begin < steps.count:
         end = int(np.searchsorted(steps.first_row, steps.first_row[begin] + CHUNK_ROWS, "right"))
         end = min(max(end - 1, begin + 1), steps.count)
-        found.append((begin, end))
+        chunks.append((begin, end))
         begin = end
-    return found
+    return chunks
 
 
 def _step_sums(steps: StepColumns) -> Floats:
     """Features of whole steps, steps x features."""
-    found = np.zeros((steps.count, len(NAMES)))
+    sums = np.zeros((steps.count, len(NAMES)))
     for begin, end in _chunks(steps):
         part = steps.part(begin, end)
-        found[begin:end] = np.add.reduceat(shares(part), part.first_row[:-1], axis=0)
-    return found
+        sums[begin:end] = np.add.reduceat(shares(part), part.first_row[:-1], axis=0)
+    return sums
 
 
 def _summed(rows: RequestShares) -> RequestShares:

@@ -46,17 +46,17 @@ def shares(steps: StepColumns) -> Floats:
     head = 1.0 / np.maximum(np.diff(steps.first_row), 1)[step]
     prefills = np.bincount(step, steps.prefill, steps.count)
     decode = ~steps.prefill
-    found = np.zeros((step.size, len(NAMES)))
-    found[:, 0] = head
-    found[:, 1] = steps.prefill / np.maximum(prefills, 1)[step]
-    found[:, 2] = decode
-    found[:, 3] = decode * steps.tokens / 1e3
-    found[:, 4] = steps.prefill * steps.tokens / 1e3
-    found[:, 5] = decode * steps.context / 1e6
+    columns = np.zeros((step.size, len(NAMES)))
+    columns[:, 0] = head
+    columns[:, 1] = steps.prefill / np.maximum(prefills, 1)[step]
+    columns[:, 2] = decode
+    columns[:, 3] = decode * steps.tokens / 1e3
+    columns[:, 4] = steps.prefill * steps.tokens / 1e3
+    columns[:, 5] = decode * steps.context / 1e6
     attended = steps.context + steps.tokens / 2
-    found[:, 6] = steps.prefill * steps.tokens * attended / 1e9
-    found[:, 7:] = saturating(step, steps.tokens, steps.count)
-    return found
+    columns[:, 6] = steps.prefill * steps.tokens * attended / 1e9
+    columns[:, 7:] = saturating(step, steps.tokens, steps.count)
+    return columns
 
 
 def saturating(step: Ints, tokens: Floats, count: int) -> Floats:
@@ -77,7 +77,7 @@ def saturating(step: Ints, tokens: Floats, count: int) -> Floats:
         chosen = inverse = np.arange(tokens.size)
         times = np.ones(tokens.size, np.int64)
     step_of, own = step[chosen], tokens[chosen]
-    found = np.zeros((chosen.size, len(TAUS)))
+    columns = np.zeros((chosen.size, len(TAUS)))
     for column, tau in enumerate(TAUS):
         q = -np.expm1(-own / tau)
         total = np.zeros(chosen.size)
@@ -90,5 +90,5 @@ def saturating(step: Ints, tokens: Floats, count: int) -> Floats:
         sums = np.bincount(step_of, value * times, count)
         wanted = -np.expm1(-np.bincount(step_of, own * times, count) / tau)
         scale = np.divide(wanted, sums, out=np.zeros(count), where=sums > 0)
-        found[:, column] = value * scale[step_of]
-    return found[inverse]
+        columns[:, column] = value * scale[step_of]
+    return columns[inverse]

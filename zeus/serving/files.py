@@ -140,11 +140,11 @@ def read_tenants(path: Path) -> dict[str, str]:
     Raises:
         TableError: The file, or a row of it, is wrong.
     """
-    found: dict[str, str] = {}
+    tenants: dict[str, str] = {}
     for place, (request, tenant) in read(path, TenantRow):
-        if found.setdefault(request, tenant) != tenant:
+        if tenants.setdefault(request, tenant) != tenant:
             raise TableError(f"{place}: request {request!r} has two tenants")
-    return found
+    return tenants
 
 
 def check_clocks(steps: StepColumns, updates: Updates) -> None:
@@ -310,5 +310,5 @@ def _per_bin(edges_ns: Floats, base_ns: int, spans: StepColumns | Updates) -> tu
     instants = np.stack([spans.begin_ns - base_ns, spans.end_ns - base_ns], 1).ravel()
     amount = np.interp(edges_ns, instants, np.stack([after - amounts, after], 1).ravel())
     known = ((edges_ns[1:] > instants[0]) & (edges_ns[:-1] < instants[-1])).astype(np.float64)
-    found = np.diff(amount)
-    return (found - found.sum() / known.sum()) * known, known
+    per_bin = np.diff(amount)
+    return (per_bin - per_bin.sum() / known.sum()) * known, known

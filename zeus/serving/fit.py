@@ -92,8 +92,8 @@ class Fit:
 
     def group(self, at_s: Floats, level: Ints) -> Ints:
         """The groups of weights that apply at instants and clock levels."""
-        found: Ints = np.searchsorted(self.cuts_s, at_s, side="right") * self.levels + level
-        return found
+        groups: Ints = np.searchsorted(self.cuts_s, at_s, side="right") * self.levels + level
+        return groups
 
     def ratio_at(self, at_s: Floats) -> Floats:
         """The smoothed ratio at instants."""
@@ -204,13 +204,13 @@ def _noise_weights(seen: Seen, predicted: Floats | None = None) -> Floats:
     """Inverse variances: noise grows with the reading, and has a floor."""
     typical = float(np.median(seen.joules[seen.busy])) or 1.0
     level = seen.joules if predicted is None else predicted
-    found: Floats = 1.0 / np.maximum(level, 0.5 * abs(typical)) ** 2
-    return found
+    weights: Floats = 1.0 / np.maximum(level, 0.5 * abs(typical)) ** 2
+    return weights
 
 
 def _gram(columns: Floats, weight: Floats) -> Floats:
-    found: Floats = (columns * weight[:, None]).T @ columns
-    return found
+    gram: Floats = (columns * weight[:, None]).T @ columns
+    return gram
 
 
 def _pull(gram: Floats, strength: float) -> Floats:
@@ -224,8 +224,8 @@ def _solved(
 ) -> Floats:
     """Weights that explain energies, pulled towards a target."""
     right = columns.T @ (weight * joules) + pull @ np.broadcast_to(target, len(pull))
-    found: Floats = np.linalg.solve(_gram(columns, weight) + pull, right).astype(np.float64)
-    return found
+    solution: Floats = np.linalg.solve(_gram(columns, weight) + pull, right).astype(np.float64)
+    return solution
 
 
 def _common(columns: Floats, joules: Floats, weight: Floats, target: Floats | None) -> Floats:
@@ -239,8 +239,8 @@ def _level_factors(predicted: Floats, seen: Seen, weight: Floats, levels: int) -
     """Cost of each clock level relative to the common cost."""
     above = np.bincount(seen.level, weight * predicted * seen.joules, levels)
     below = np.bincount(seen.level, weight * predicted**2, levels)
-    found: Floats = np.divide(above, below, out=np.ones(levels), where=below > 0)
-    return found
+    factors: Floats = np.divide(above, below, out=np.ones(levels), where=below > 0)
+    return factors
 
 
 def _by_group(
@@ -261,7 +261,7 @@ def _by_group(
     worth = GROUP_UPDATES
     if anchors is not None:
         near, worth = np.tile(anchors, (groups // len(anchors), 1)), PRIOR_UPDATES
-    found: Floats = near.copy()
+    solutions: Floats = near.copy()
     pull = _pull(_gram(columns, weight), worth / joules.size)
     for one in range(groups):
         some = group == one
@@ -270,8 +270,8 @@ def _by_group(
         a, y, w = columns[some], joules[some], weight[some]
         base = a @ near[one]
         price = float((w * base * y).sum() / max(float((w * base**2).sum()), 1e-300))
-        found[one] = _solved(a, y, w, pull, price * near[one])
-    return found
+        solutions[one] = _solved(a, y, w, pull, price * near[one])
+    return solutions
 
 
 def _smooth(
@@ -322,8 +322,8 @@ def _convolve(values: Floats, kernel: Floats) -> Floats:
     length = 1 << (size - 1).bit_length()
     whole = np.fft.irfft(np.fft.rfft(values, length) * np.fft.rfft(kernel, length), length)
     begin = (kernel.size - 1) // 2
-    found: Floats = whole[begin : begin + values.size]
-    return found
+    values_out: Floats = whole[begin : begin + values.size]
+    return values_out
 
 
 def nearest_weights(known: Weights, clocks_mhz: Sequence[float]) -> Floats | None:
@@ -344,30 +344,30 @@ def learned_weights(
     known: Weights, fit: Fit, seen: Seen, clocks_mhz: Sequence[float]
 ) -> dict[float, list[float]]:
     """The known weights with those of the fit: the last ones at each clock at which steps ran."""
-    found = {mhz: list(row) for mhz, row in known.items() if len(row) == _COLUMNS}
+    learned = {mhz: list(row) for mhz, row in known.items() if len(row) == _COLUMNS}
     group = fit.group(seen.center_s[seen.busy], seen.level[seen.busy])
     last = len(fit.weights) - fit.levels
     for level, mhz in enumerate(clocks_mhz):
         if (group == last + level).any():
-            for near in [one for one in found if abs(one - mhz) <= LEVEL_WIDTH * max(one, mhz)]:
-                del found[near]
-            found[mhz] = fit.weights[last + level].tolist()
-    return found
+            for near in [one for one in learned if abs(one - mhz) <= LEVEL_WIDTH * max(one, mhz)]:
+                del learned[near]
+            learned[mhz] = fit.weights[last + level].tolist()
+    return learned
 
 
 def find_cuts(columns: Floats, joules: Floats, weight: Floats, busy: Flags) -> Ints:
     """Positions of the first update after each cut, ascending; only busy updates count."""
     where = np.flatnonzero(busy)
-    found: list[int] = []
+    cuts: list[int] = []
     pieces = [(0, where.size)]
     a, y, w = columns[where], joules[where], weight[where]
-    while pieces and len(found) < MOST_CUTS:
+    while pieces and len(cuts) < MOST_CUTS:
         begin, end = pieces.pop()
         cut = _best_cut(a[begin:end], y[begin:end], w[begin:end])
         if cut is not None:
-            found.append(begin + cut)
+            cuts.append(begin + cut)
             pieces += [(begin, begin + cut), (begin + cut, end)]
-    positions: Ints = where[np.array(sorted(found), int)]
+    positions: Ints = where[np.array(sorted(cuts), int)]
     return positions
 
 
@@ -399,11 +399,11 @@ def _unexplained_by_two(a: Floats, y: Floats, w: Floats, edges: Ints) -> Floats:
         theta = np.linalg.solve(gram + pull, right)
         return max(0.0, float(own - 2 * theta @ right + theta @ gram @ theta))
 
-    found = np.full(edges.size, np.inf)
-    found[-1] = left(gram[-1], right[-1], own[-1])
+    unexplained = np.full(edges.size, np.inf)
+    unexplained[-1] = left(gram[-1], right[-1], own[-1])
     whole = gram[-1], right[-1], own[-1]
     for n in np.flatnonzero(np.minimum(edges, y.size - edges) >= LEAST_BUSY):
         before = gram[n], right[n], own[n]
         after = (one - other for one, other in zip(whole, before, strict=True))
-        found[n] = left(*before) + left(*after)
-    return found
+        unexplained[n] = left(*before) + left(*after)
+    return unexplained

@@ -19,14 +19,14 @@ EVERY_S = 2.0
 
 
 def shared_by(
-    found: Mapping[str, GpuProcesses], name_of: Callable[[int], str] = user_name
+    processes: Mapping[str, GpuProcesses], name_of: Callable[[int], str] = user_name
 ) -> str | None:
     """Describes the tenants of the first GPU with more than one; None: there is none.
 
     A tenant is a user, or one of several jobs of a user; an engine's processes belong to one. If
     zeusd does not report the job of a process, all processes of its user are one tenant.
     """
-    for gpu, listed in found.items():
+    for gpu, listed in processes.items():
         tenants = {
             (one.uid, one.job or ""): one
             for one in listed.processes
@@ -89,17 +89,17 @@ def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[
     """
     if not named:
         return {"0": chosen(gpus, ())}
-    found: dict[str, list[str]] = {}
+    engines: dict[str, list[str]] = {}
     taken: set[str] = set()
     for one in named:
         name, equals, rest = one.partition("=")
-        if not equals or not name or name in found:
+        if not equals or not name or name in engines:
             raise ValueError(f"--engine {one!r} must be NAME=GPU,GPU with a unique name")
-        found[name] = chosen(gpus, rest.split(","))
-        if taken.intersection(found[name]):
+        engines[name] = chosen(gpus, rest.split(","))
+        if taken.intersection(engines[name]):
             raise ValueError(f"--engine {one!r} has a GPU of another engine")
-        taken.update(found[name])
-    return found
+        taken.update(engines[name])
+    return engines
 
 
 def chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[str]:

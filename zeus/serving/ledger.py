@@ -225,9 +225,9 @@ class Ledger:
             return []
         what = self.digest.recent(wanted, LIVE_UPDATES)
         fitted = self._fit(what)
-        found = predict(what, fitted)
-        found.refusal = fitted.refusal
-        rows = self._stated(self.requests.provisional(wanted, found, METHOD))
+        predicted = predict(what, fitted)
+        predicted.refusal = fitted.refusal
+        rows = self._stated(self.requests.provisional(wanted, predicted, METHOD))
         _count(self._provisional, rows)
         return rows
 

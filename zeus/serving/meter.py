@@ -54,7 +54,7 @@ class Meter:
 
     def updates(self) -> Updates | None:
         """Updates that all GPUs cover, each once; None: there are none."""
-        found: list[tuple[int, int, float, int, int, float]] = []
+        updates: list[tuple[int, int, float, int, int, float]] = []
         if not self._gpus:
             return None
         lead, *others = (self._points[gpu] for gpu in self._gpus)
@@ -70,8 +70,8 @@ class Meter:
                 while len(points) > 2 and points[1][0] <= end_ns:
                     points.popleft()
             first = begin_ns if seen_ns is None else max(begin_ns, end_ns - seen_ns)
-            found.append((begin_ns, end_ns, max(0.0, joules), first, end_ns, clock))
-        return Updates.of(found) if found else None
+            updates.append((begin_ns, end_ns, max(0.0, joules), first, end_ns, clock))
+        return Updates.of(updates) if updates else None
 
 
 def _at(points: deque[tuple[int, float]], t_ns: int) -> float:

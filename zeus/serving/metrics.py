@@ -138,13 +138,13 @@ class Collector:
         for kind, name, label, values, text in self._families:
             labels = ["model_name", "engine", *([label] if label else [])]
             family = getattr(self._core, f"{kind}MetricFamily")
-            found = family(f"zeus_serving_{name}", text, labels=labels)
+            metric = family(f"zeus_serving_{name}", text, labels=labels)
             for engine, source in sources.items():
                 for value, number in values(source).items():
                     if not math.isnan(number):
                         own = [value] if label else []
-                        found.add_metric([self._model, engine, *own], number)
-            yield found
+                        metric.add_metric([self._model, engine, *own], number)
+            yield metric
 
 
 class EnergyCollector(Collector):
@@ -235,11 +235,11 @@ class Relay:
 
     def _run(self) -> None:
         while True:
-            found: list[Any] = []
+            families: list[Any] = []
             with contextlib.suppress(Exception):  # it is down, or another program responds
                 with urllib.request.urlopen(self._url, timeout=EVERY_S) as answer:
                     text = answer.read(MOST_BYTES).decode()
-                found = [one for one in self._parse(text) if one.name.startswith(PREFIX)]
-            self._families = found
+                families = [one for one in self._parse(text) if one.name.startswith(PREFIX)]
+            self._families = families
             if self._ended.wait(EVERY_S):
                 return

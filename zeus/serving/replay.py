@@ -138,16 +138,16 @@ def by_tokens(steps: StepColumns, names: Sequence[str], updates: Updates) -> Clo
 
 def _by_tenant(rows: Sequence[RequestEnergy], owner_j: float | None) -> dict[str, dict[str, float]]:
     """Sums of each tenant, by name; requests without a tenant have the empty name."""
-    found: dict[str, dict[str, float]] = {}
+    by_tenant: dict[str, dict[str, float]] = {}
     for row in rows:
-        one = found.setdefault(row.tenant, {"requests": 0, "refused": 0, "joules": 0.0})
+        one = by_tenant.setdefault(row.tenant, {"requests": 0, "refused": 0, "joules": 0.0})
         one["requests"] += 1
         one["refused"] += row.refused
         one["joules"] += 0.0 if row.refused else row.joules
     if owner_j is not None:
-        one = found.setdefault("owner", {"requests": 0, "refused": 0, "joules": 0.0})
+        one = by_tenant.setdefault("owner", {"requests": 0, "refused": 0, "joules": 0.0})
         one["joules"] += owner_j
-    return found
+    return by_tenant
 
 
 def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:

@@ -70,23 +70,23 @@ class RequestEnergy:
     decode_tokens: float = 0
     finished: bool = False
 
-    def add(self, found: Split, at: int) -> None:
+    def add(self, shares: Split, at: int) -> None:
         """Adds a period's energy, which is at this position of the split."""
         prefill_j, decode_j, shared_j = (
-            float(part[at]) for part in (found.prefill_j, found.decode_j, found.shared_j)
+            float(part[at]) for part in (shares.prefill_j, shares.decode_j, shares.shared_j)
         )
         self.joules += prefill_j + decode_j + shared_j
         self.prefill_j += prefill_j
         self.decode_j += decode_j
         self.shared_j += shared_j
-        self.uncertainty_j = math.hypot(self.uncertainty_j, float(found.variance[at]) ** 0.5)
-        self.rule_uncertainty_j += float(found.rule_j[at])
-        if found.covered[at] and self.reason == NEVER:
+        self.uncertainty_j = math.hypot(self.uncertainty_j, float(shares.variance[at]) ** 0.5)
+        self.rule_uncertainty_j += float(shares.rule_j[at])
+        if shares.covered[at] and self.reason == NEVER:
             self.reason = ""
 
     def stated(self, method: str, refusal: str = "", *, provisional: bool = False) -> RequestEnergy:
         """A copy with whole tokens; without figures if it is refused."""
-        found = replace(
+        row = replace(
             self,
             method=method,
             reason=refusal or self.reason,
@@ -94,10 +94,10 @@ class RequestEnergy:
             prefill_tokens=round(self.prefill_tokens),
             decode_tokens=round(self.decode_tokens),
         )
-        if found.reason:
-            found.joules = found.prefill_j = found.decode_j = found.shared_j = math.nan
-            found.uncertainty_j = found.rule_uncertainty_j = math.nan
-        return found
+        if row.reason:
+            row.joules = row.prefill_j = row.decode_j = row.shared_j = math.nan
+            row.uncertainty_j = row.rule_uncertainty_j = math.nan
+        return row
 
     @property
     def refused(self) -> bool:
@@ -106,8 +106,8 @@ class RequestEnergy:
 
     def as_json(self, engine: str, more: dict[str, Any] | None = None) -> str:
         """One line of JSON; the figures of a refused request are null."""
-        found = {"engine": engine, **vars(self), **(more or {})}
-        return json.dumps({name: known(value) for name, value in found.items()})
+        fields = {"engine": engine, **vars(self), **(more or {})}
+        return json.dumps({name: known(value) for name, value in fields.items()})
 
 
 def known(value: Any) -> Any:

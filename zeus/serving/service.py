@@ -196,8 +196,8 @@ class Service:
         path = wsgi["PATH_INFO"].encode("latin-1").decode(errors="replace")
         with self._guard:
             if path == "/metrics" and self._collector is not None:
-                found: Iterable[bytes] = self._collector.app(wsgi, start_response)
-                return found
+                page: Iterable[bytes] = self._collector.app(wsgi, start_response)
+                return page
             status, body = self._answer(path)
         data = (body if isinstance(body, str) else json.dumps(body)).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data)))]
@@ -353,10 +353,10 @@ def run(
         for name, one in uuids.items()
     }
 
-    def learned(engine: str, found: Weights) -> None:
-        if weights is not None and found:
+    def learned(engine: str, learned_weights: Weights) -> None:
+        if weights is not None and learned_weights:
             newest = StoredWeights.read(weights)
-            newest.weights[keys[engine]] = {mhz: list(row) for mhz, row in found.items()}
+            newest.weights[keys[engine]] = {mhz: list(row) for mhz, row in learned_weights.items()}
             newest.write(weights)
 
     with contextlib.ExitStack() as stack:

@@ -65,12 +65,12 @@ def split(what: Condensed, fit: Fit) -> Split:
     """Splits a period's energy."""
     if fit.refusal:
         return _refused(what, fit.refusal)
-    found = predict(what, fit, RULE)
+    shares = predict(what, fit, RULE)
     seen = what.seen
     idle_w = fit.weights[fit.group(seen.center_s, seen.level), IDLE]
     idle_j = np.maximum(idle_w, 0.0) * seen.idle_s
     measured_j = float(seen.whole_j.sum())
-    predicted_j = float(found.joules.sum()) + float(idle_j.sum())
+    predicted_j = float(shares.joules.sum()) + float(idle_j.sum())
     if predicted_j <= 0:
         return _refused(
             what,
@@ -80,10 +80,10 @@ def split(what: Condensed, fit: Fit) -> Split:
         )
     scale = measured_j / predicted_j
     for name in ("prefill_j", "decode_j", "shared_j", "rule_j"):
-        setattr(found, name, getattr(found, name) * scale)
-    found.variance = found.variance * scale**2
-    found.totals = _idle(seen, idle_j * scale)
-    return found
+        setattr(shares, name, getattr(shares, name) * scale)
+    shares.variance = shares.variance * scale**2
+    shares.totals = _idle(seen, idle_j * scale)
+    return shares
 
 
 def predict(what: Condensed, fit: Fit, rule: float = LIVE_RULE) -> Split:
@@ -148,8 +148,8 @@ def idle_energy(joules: Floats, length_s: Floats, idle_s: Floats, empty: Flags) 
     """
     power = joules / length_s
     idle_w = float(np.median(power[empty])) if empty.any() else 0.0
-    found: Floats = np.where(empty, joules, np.minimum(idle_w, power) * idle_s)
-    return found
+    idle_j: Floats = np.where(empty, joules, np.minimum(idle_w, power) * idle_s)
+    return idle_j
 
 
 def _idle(seen: Seen, idle_j: Floats) -> Totals:
@@ -185,7 +185,7 @@ def find_foreign(seen: Seen) -> list[Interval]:
     idle_w = float(np.quantile(power, 0.2))
     busy_w = float((seen.whole_j / seen.length_s)[~empty].mean())
     above = power > idle_w + FOREIGN_SHARE * max(busy_w - idle_w, 0.2 * idle_w)
-    found: list[Interval] = []
+    foreign: list[Interval] = []
     edges = np.flatnonzero(np.diff(np.concatenate([[False], above, [False]]).astype(int)))
     for begin, end in edges.reshape(-1, 2).tolist():
         if end - begin < LEAST_FOREIGN:
@@ -193,7 +193,7 @@ def find_foreign(seen: Seen) -> list[Interval]:
         # From the last normal idle update to the next one.
         first = where[begin - 1] + 1 if begin else 0
         last = where[end] - 1 if end < where.size else seen.count - 1
-        found.append(
+        foreign.append(
             (
                 int(seen.begin_ns[first]),
                 int(seen.end_ns[last]),
@@ -201,7 +201,7 @@ def find_foreign(seen: Seen) -> list[Interval]:
                 f"{idle_w:.0f} W is idle",
             )
         )
-    return found
+    return foreign
 
 
 class Requests:
@@ -225,15 +225,15 @@ class Requests:
     def numbers(self, names: Iterable[str]) -> list[int]:
         """The number of each name; a new name is a new request."""
         known = self._number
-        found = []
+        numbers = []
         for name in names:
             number = known.get(name)
             if number is None:
                 number = known[name] = self._next
                 self._next += 1
                 self._open[number] = RequestEnergy(name)
-            found.append(number)
-        return found
+            numbers.append(number)
+        return numbers
 
     def names(self) -> list[str]:
         """All requests that have not ended."""
@@ -277,25 +277,25 @@ class Requests:
         self._done = [n for n in self._done if n in self._open and n not in kept]
         return ready
 
-    def provisional(self, numbers: Ints, found: Split, method: str) -> list[RequestEnergy]:
+    def provisional(self, numbers: Ints, shares: Split, method: str) -> list[RequestEnergy]:
         """Rows of requests whose energy of the open period is predicted."""
         rows = []
-        place = {number: at for at, number in enumerate(found.request.tolist())}
+        place = {number: at for at, number in enumerate(shares.request.tolist())}
         for number in numbers.tolist():
             now, at = replace(self._open[number]), place.get(number)
-            refusal = found.refusal
-            if at is not None and found.covered[at]:
-                now.add(found, at)
+            refusal = shares.refusal
+            if at is not None and shares.covered[at]:
+                now.add(shares, at)
             else:
                 refusal = refusal or now.reason or NEVER
             rows.append(now.stated(method, refusal, provisional=True))
         return rows
 
-    def charge(self, found: Split, foreign: Sequence[Interval]) -> Totals:
+    def charge(self, shares: Split, foreign: Sequence[Interval]) -> Totals:
         """Adds a period's energy to its requests; returns its totals."""
-        totals = replace(found.totals)
-        joules = found.joules.tolist()
-        for at, number in enumerate(found.request.tolist()):
+        totals = replace(shares.totals)
+        joules = shares.joules.tolist()
+        for at, number in enumerate(shares.request.tolist()):
             one = self._open.get(number)
             own_j = joules[at]
             if one is None:  # dropped, and started again under the same name
@@ -305,7 +305,7 @@ class Requests:
                 totals.idle_j += own_j
                 totals.dummy_j += own_j
                 continue
-            why = found.refusal or _reason(one, foreign)
+            why = shares.refusal or _reason(one, foreign)
             if why and one.reason in ("", NEVER):
                 one.reason = why
                 totals.requests_j -= one.joules
@@ -314,7 +314,7 @@ class Requests:
                 totals.unattributed_j += own_j
                 continue
             totals.requests_j += own_j
-            one.add(found, at)
+            one.add(shares, at)
         return totals
 
     def take(self, method: str, *, final: bool) -> list[RequestEnergy]:

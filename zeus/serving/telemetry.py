@@ -75,25 +75,25 @@ class Telemetry:
             one.shutdown()
 
     def _attributes(self, engine: str, row: RequestEnergy) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "gen_ai.request.id": row.request,
             "zeus.engine": engine,
             "zeus.energy.method": row.method,
             "zeus.energy.provisional": row.provisional,
         }
         if self._model:
-            found["gen_ai.request.model"] = self._model
+            attributes["gen_ai.request.model"] = self._model
         if row.tenant:
-            found["zeus.tenant"] = row.tenant
+            attributes["zeus.tenant"] = row.tenant
         if row.group:
-            found["zeus.group"] = row.group
+            attributes["zeus.group"] = row.group
         if row.refused:
-            found["zeus.energy.reason"] = row.reason
+            attributes["zeus.energy.reason"] = row.reason
         else:
-            found["zeus.energy.joules"] = row.joules
-            found["zeus.energy.uncertainty"] = row.uncertainty_j
-            found["zeus.energy.rule_uncertainty"] = row.rule_uncertainty_j
-        return found
+            attributes["zeus.energy.joules"] = row.joules
+            attributes["zeus.energy.uncertainty"] = row.uncertainty_j
+            attributes["zeus.energy.rule_uncertainty"] = row.rule_uncertainty_j
+        return attributes
 
 
 def over_http(endpoint: str, boards: Callable[[], Mapping[str, float]], model: str) -> Telemetry:

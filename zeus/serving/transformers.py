@@ -74,10 +74,10 @@ class BatchProbe(EngineProbe):
 
     def ended(self, *more: object) -> None:
         """Handles the tokens of a batch."""
-        found = self.end()
+        step = self.end()
         self._states = []
-        if found is not None:
-            begin_ns, end_ns, (names, prefill, tokens, context, self._states) = found
+        if step is not None:
+            begin_ns, end_ns, (names, prefill, tokens, context, self._states) = step
             self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
 
     def updated(self, *more: object) -> None:

@@ -167,8 +167,8 @@ def group_of(trace: str, baggage: str = "") -> str:
         name, _, value = member.partition(";")[0].partition("=")
         if name.strip() == GROUP:
             return unquote(value.strip())[:MOST_LABEL]
-    found = _TRACE.match(trace)
-    return found[1] if found else ""
+    match = _TRACE.match(trace)
+    return match[1] if match else ""
 
 
 def pack(message: Message | Batch, packer: Pack = msgpack.packb) -> bytes:
@@ -198,7 +198,7 @@ class Unpacker:
             RequestRejected: Part of it is not valid, or it is of another version.
         """
         unpacker = msgpack.Unpacker()
-        found: list[Message] = []
+        messages: list[Message] = []
         try:
             unpacker.feed(data)
             name, version = unpacker.unpack()
@@ -213,9 +213,11 @@ class Unpacker:
                 letter, *fields = unpacker.unpack()
                 known = len(_KINDS[letter]._fields)
                 message = _adapter(letter).validate_python(fields[:known])
-                found += self._steps(message) if isinstance(message, Batch) else [_checked(message)]
+                messages += (
+                    self._steps(message) if isinstance(message, Batch) else [_checked(message)]
+                )
                 if unpacker.tell() >= len(data):
-                    return found
+                    return messages
         except (ValueError, TypeError, LookupError, msgpack.UnpackException):
             self._number = -1  # nothing is derived from what is wrong
             raise RequestRejected("this is not a message about a step or a request") from None
@@ -274,8 +276,8 @@ def _roster(data: bytes) -> tuple[list[str], list[int]]:
     """Names and prompts of a roster."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
-    found = list(unpacker)
-    names, prompts = found[::2], found[1::2]
+    items = list(unpacker)
+    names, prompts = items[::2], items[1::2]
     if not len(set(names)) == len(names) == len(prompts):
         raise ValueError
     if {*map(type, names)} - {str} or {*map(type, prompts)} - {int}:

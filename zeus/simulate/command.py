@@ -94,10 +94,10 @@ def _rows(results: tuple[Path, ...]) -> list[RunRow]:
 
 
 def _tell_of(jobs: list[groups_of_jobs.GroupJob], path: Path) -> None:
-    found = groups_of_jobs.by_group(jobs)
+    groups = groups_of_jobs.by_group(jobs)
     overlapping = percent(groups_of_jobs.overlapping(jobs), ".0")
     click.echo(
-        f"{path}: {len(jobs)} jobs in {len(found)} groups; {overlapping} begin while an earlier "
+        f"{path}: {len(jobs)} jobs in {len(groups)} groups; {overlapping} begin while an earlier "
         "one of their group runs."
     )
     for workload in WORKLOADS:

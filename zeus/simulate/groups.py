@@ -39,13 +39,13 @@ def kmeans_1d(values: Sequence[float], k: int) -> list[int]:
     Grønlund et al., "Fast exact k-means, k-medians and Bregman divergence clustering in 1D", 2017.
     """
     np = needed("numpy", "k-means", "simulate")
-    found, where, weights = np.unique(
+    distinct, where, weights = np.unique(
         np.asarray(values, dtype=float), return_inverse=True, return_counts=True
     )
-    n = len(found)
+    n = len(distinct)
     if not 1 <= k <= n:
         raise ValueError(f"{n} different values cannot be split into {k} clusters")
-    x = found - np.average(found, weights=weights)  # sums of squares keep their digits
+    x = distinct - np.average(distinct, weights=weights)  # sums of squares keep their digits
     sums = [np.concatenate(([0.0], np.cumsum(weights * x**power))) for power in (0, 1, 2)]
 
     def spread(first: Any, end: Any) -> Any:
@@ -182,8 +182,8 @@ def make_groups(
         # Of a job that stands there twice the first tag counts.
         if line[3] and line[0] in times:
             groups[line[3]].append(times.pop(line[0]))
-    kept = {group: found for group, found in groups.items() if len(found) >= least_jobs}
-    means = [sum(end - start for start, end in found) / len(found) for found in kept.values()]
+    kept = {group: spans for group, spans in groups.items() if len(spans) >= least_jobs}
+    means = [sum(end - start for start, end in spans) / len(spans) for spans in kept.values()]
     if len(set(means)) < len(WORKLOADS):
         raise ValueError(
             f"{os.fspath(jobs)} and {os.fspath(tags)} hold {len(set(means))} groups of "
@@ -193,8 +193,8 @@ def make_groups(
     clusters = kmeans_1d(means, len(WORKLOADS))
     return _with_ratios(
         (group, start, end, WORKLOADS[cluster].dataset)
-        for (group, found), cluster in zip(kept.items(), clusters, strict=True)
-        for start, end in found
+        for (group, spans), cluster in zip(kept.items(), clusters, strict=True)
+        for start, end in spans
     )
 
 
@@ -212,14 +212,14 @@ def read_groups(path: str | os.PathLike[str]) -> dict[str, list[GroupJob]]:
     Raises:
         TableError: It is not such a file; the message has the place.
     """
-    found = []
+    jobs = []
     for place, job in read(path, GroupJob):
         if job.end_time < job.start_time:
             raise TableError(f"{place}: end_time must not come before start_time")
-        found.append(job)
-    if not found:
+        jobs.append(job)
+    if not jobs:
         raise TableError(f"{path} holds no job")
-    return by_group(found)
+    return by_group(jobs)
 
 
 def by_group(jobs: Iterable[GroupJob]) -> dict[str, list[GroupJob]]:
@@ -227,19 +227,19 @@ def by_group(jobs: Iterable[GroupJob]) -> dict[str, list[GroupJob]]:
     groups: defaultdict[str, list[GroupJob]] = defaultdict(list)
     for one in jobs:
         groups[one.group].append(one)
-    for group, found in groups.items():
-        if len({one.dataset for one in found}) > 1:
+    for group, members in groups.items():
+        if len({one.dataset for one in members}) > 1:
             raise ValueError(f"the group {group} has jobs of more than one data set")
-        found.sort(key=lambda one: one.start_time)
+        members.sort(key=lambda one: one.start_time)
     return dict(groups)
 
 
 def overlapping(jobs: Sequence[GroupJob]) -> float:
     """Share of jobs that begin while an earlier one of their group still runs."""
     count = 0
-    for found in by_group(jobs).values():
+    for members in by_group(jobs).values():
         until = -math.inf
-        for one in found:
+        for one in members:
             count += one.start_time < until
             until = max(until, one.end_time)
     return count / len(jobs)
@@ -250,7 +250,7 @@ def _with_ratios(plain: Iterable[tuple[str, float, float, str]]) -> list[GroupJo
     times: defaultdict[str, list[float]] = defaultdict(list)
     for _, start, end, dataset in rows:
         times[dataset].append(end - start)
-    means = {dataset: sum(found) / len(found) for dataset, found in times.items()}
+    means = {dataset: sum(ratios) / len(ratios) for dataset, ratios in times.items()}
     return [
         GroupJob(group, start, end, dataset, (end - start) / means[dataset])
         for group, start, end, dataset in rows

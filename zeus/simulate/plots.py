@@ -75,11 +75,11 @@ def by_label(jobs: Iterable[Series]) -> dict[str, list[Series]]:
     all_jobs = list(jobs)
     firsts = [job.runs[0] for job in all_jobs]
     telling = [name for name in _TELLING if len({getattr(row, name) for row in firsts}) > 1]
-    found: dict[str, list[Series]] = {}
+    by_words: dict[str, list[Series]] = {}
     for job, row in zip(all_jobs, firsts, strict=True):
         words = [_word(name, getattr(row, name)) for name in telling or ("policy",)]
-        found.setdefault(", ".join(words), []).append(job)
-    return found
+        by_words.setdefault(", ".join(words), []).append(job)
+    return by_words
 
 
 def _word(name: str, value: object) -> str:
@@ -89,11 +89,11 @@ def _word(name: str, value: object) -> str:
 
 
 def _draw_costs(axes: Any, curves: dict[str, list[Series]]) -> None:
-    jobs = [job for found in curves.values() for job in found]
+    jobs = [job for group in curves.values() for job in group]
     # Joules if all have the same optimum; otherwise only the ratio to the best can be compared.
     alike = len({(job.runs[0].default_cost, best) for job in jobs for best in job.best_costs}) == 1
-    for (label, found), colour in zip(curves.items(), _colours(), strict=False):
-        values = [[*job.costs] if alike else job.relative_costs for job in found]
+    for (label, group), colour in zip(curves.items(), _colours(), strict=False):
+        values = [[*job.costs] if alike else job.relative_costs for job in group]
         _curve(axes, label, colour, values, dots=True)
     best = jobs[0].best_costs[0] if alike else 1.0
     levels = [(best, "the best batch size", "--")]
@@ -111,10 +111,10 @@ def _draw_costs(axes: Any, curves: dict[str, list[Series]]) -> None:
 
 
 def _draw_regrets(axes: Any, curves: dict[str, list[Series]]) -> None:
-    for (label, found), colour in zip(curves.items(), _colours(), strict=False):
-        longest = max(len(job.costs) for job in found)
+    for (label, jobs), colour in zip(curves.items(), _colours(), strict=False):
+        longest = max(len(job.costs) for job in jobs)
         # A job that has ended keeps its regret, so that it stays in the mean.
-        values = [[*job.regrets, *[job.regrets[-1]] * (longest - len(job.costs))] for job in found]
+        values = [[*job.regrets, *[job.regrets[-1]] * (longest - len(job.costs))] for job in jobs]
         _curve(axes, label, colour, values, dots=False)
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.set_ylabel("cumulative regret / the best's cost")
@@ -123,9 +123,9 @@ def _draw_regrets(axes: Any, curves: dict[str, list[Series]]) -> None:
 
 def _draw_batch_sizes(axes: Any, curves: dict[str, list[Series]], dataset: str) -> None:
     sizes: set[int] = set()
-    for place, ((label, found), colour) in enumerate(zip(curves.items(), _colours(), strict=False)):
-        runs = [row for job in found if job.runs[0].dataset == dataset for row in job.runs]
-        several = sum(job.runs[0].dataset == dataset for job in found)
+    for place, ((label, jobs), colour) in enumerate(zip(curves.items(), _colours(), strict=False)):
+        runs = [row for job in jobs if job.runs[0].dataset == dataset for row in job.runs]
+        several = sum(job.runs[0].dataset == dataset for job in jobs)
         sizes.update(row.batch_size for row in runs)
         # Side by side, so that one policy does not hide another.
         shift = 2 ** (0.12 * (place - (len(curves) - 1) / 2))

@@ -106,7 +106,7 @@ def series(rows: Iterable[RunRow]) -> list[Series]:
     for row in rows:
         key = (row.name, row.policy, row.gpu, row.dataset, row.network, row.optimizer)
         jobs.setdefault((*key, row.eta_knob, row.beta_knob, row.seed), []).append(row)
-    return [_one_series(found) for found in jobs.values()]
+    return [_one_series(runs) for runs in jobs.values()]
 
 
 def _one_series(runs: list[RunRow]) -> Series:

@@ -22,11 +22,11 @@ def tables(rows: Iterable[RunRow]) -> str:
     """Returns a table for each policy, GPU and pair of knobs. For one workload, it has a row for
     each batch size, else one for each workload.
     """
-    found: dict[tuple[object, ...], list[Series]] = {}
+    by_job: dict[tuple[object, ...], list[Series]] = {}
     for job in series(rows):
         row = job.runs[0]
-        found.setdefault((row.policy, row.gpu, row.eta_knob, row.beta_knob), []).append(job)
-    return "\n\n".join(_table(jobs) for jobs in found.values())
+        by_job.setdefault((row.policy, row.gpu, row.eta_knob, row.beta_knob), []).append(job)
+    return "\n\n".join(_table(jobs) for jobs in by_job.values())
 
 
 def _table(jobs: Sequence[Series]) -> str:

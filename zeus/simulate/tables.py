@@ -161,7 +161,7 @@ class Measurements:
         Raises:
             ValueError: There are no measurements of the job.
         """
-        found = []
+        rows = []
         for batch_size, table in self.of(job).items():
             epochs = _epochs(table, job)
             if epochs is None:
@@ -172,8 +172,8 @@ class Measurements:
             ):
                 energy, time = epochs * float(joules), epochs * float(seconds)
                 cost = zeus_cost(energy, time, eta_knob, self.max_power)
-                found.append(Expected(batch_size, limit, energy, time, cost))
-        return found
+                rows.append(Expected(batch_size, limit, energy, time, cost))
+        return rows
 
     def best(self, job: Job, eta_knob: float) -> Expected:
         """Returns the batch size and power limit of the lowest expected cost.
@@ -181,10 +181,10 @@ class Measurements:
         Raises:
             ValueError: There are no measurements of the job, or no run reached the target.
         """
-        found = self.expected(job, eta_knob)
-        if not found:
+        rows = self.expected(job, eta_knob)
+        if not rows:
             raise ValueError(f"no measured run of {job} reached the target")
-        return min(found, key=lambda one: one.cost)
+        return min(rows, key=lambda one: one.cost)
 
     def usual(self, job: Job, eta_knob: float) -> Expected:
         """Returns the baseline: the default batch size at the highest power limit.
@@ -192,13 +192,13 @@ class Measurements:
         Raises:
             ValueError: There are no measurements of that, or no run reached the target.
         """
-        found = [one for one in self.expected(job, eta_knob) if one.batch_size == job.default_bs]
-        if not found:
+        rows = [one for one in self.expected(job, eta_knob) if one.batch_size == job.default_bs]
+        if not rows:
             raise ValueError(
                 f"no measured run of {job} with the default batch size {job.default_bs} reached "
                 "the target; give another default, or another target"
             )
-        return max(found, key=lambda one: one.power_limit)
+        return max(rows, key=lambda one: one.power_limit)
 
 
 def _epochs(table: BatchSizeTable, job: Job) -> float | None:
@@ -216,10 +216,10 @@ _Key = tuple[str, str, str, int]
 
 def _read(table: Table, row: Callable[..., Row]) -> Iterator[tuple[str, Row]]:
     source = table if isinstance(table, (str, Path)) else table.to_dict("list")
-    found = list(read(source, row))
-    if not found:
+    rows = list(read(source, row))
+    if not rows:
         raise TableError(f"{table if isinstance(table, (str, Path)) else 'the table'} has no rows")
-    return iter(found)
+    return iter(rows)
 
 
 def _power(table: Table) -> dict[_Key, PowerTable]:
@@ -230,16 +230,16 @@ def _power(table: Table) -> dict[_Key, PowerTable]:
                 f"{place}: another row has other figures for batch size {row.batch_size} at "
                 f"{row.power_limit} W; leave one of them out"
             )
-    found = {}
+    tables = {}
     for key, by_limit in groups.items():
         time = np.array([row.time_per_epoch for row in by_limit.values()])
         power = np.array([row.average_power for row in by_limit.values()])
-        found[key] = PowerTable(tuple(by_limit), time, power, time * power)
-    return found
+        tables[key] = PowerTable(tuple(by_limit), time, power, time * power)
+    return tables
 
 
 def _target_epochs(table: Table) -> dict[_Key, dict[float, NDArray[np.float64]]]:
-    found: dict[_Key, dict[float, list[float]]] = {}
+    epochs_by_key: dict[_Key, dict[float, list[float]]] = {}
     runs: dict[tuple[object, ...], TrainRow] = {}
     for place, row in _read(table, TrainRow):
         known = runs.setdefault((row[:5], row.run or place), row)
@@ -250,9 +250,9 @@ def _target_epochs(table: Table) -> dict[_Key, dict[float, NDArray[np.float64]]]
             )
         if known is not row:
             continue
-        epochs = found.setdefault(row[:4], {}).setdefault(row.target_metric, [])
+        epochs = epochs_by_key.setdefault(row[:4], {}).setdefault(row.target_metric, [])
         epochs.append(math.nan if row.target_epoch is None else row.target_epoch)
     return {
         key: {target: np.array(epochs, np.float64) for target, epochs in targets.items()}
-        for key, targets in found.items()
+        for key, targets in epochs_by_key.items()
     }

@@ -153,16 +153,16 @@ def notes(prefix: str) -> Notes | None:
     if distributed is None:
         return None
     try:
-        found = distributed.distributed_c10d._get_default_store()
+        store = distributed.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError):
         return None
-    if found is None:
+    if store is None:
         return None
-    if hasattr(found, "clone"):
+    if hasattr(store, "clone"):
         # A separate connection: its calls and timeout do not affect training.
-        found = found.clone()
-        found.set_timeout(_TIMEOUT)
-    return Notes(distributed.PrefixStore(prefix, found))
+        store = store.clone()
+        store.set_timeout(_TIMEOUT)
+    return Notes(distributed.PrefixStore(prefix, store))
 
 
 __getattr__ = old_names(__name__)

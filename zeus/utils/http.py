@@ -94,12 +94,12 @@ def retrying(
 def detail(answer: httpx.Response) -> str:
     """Returns the message of an error response: FastAPI's `detail`, else the text."""
     try:
-        found = answer.json()["detail"]
+        text = answer.json()["detail"]
     except (ValueError, KeyError, TypeError):
-        found = answer.text
-    if isinstance(found, list):  # of validation errors
-        found = "; ".join(map(_field, found))
-    return " ".join(str(found).split())[:500]
+        text = answer.text
+    if isinstance(text, list):  # of validation errors
+        text = "; ".join(map(_field, text))
+    return " ".join(str(text).split())[:500]
 
 
 def _field(error: Any) -> str:

@@ -313,8 +313,8 @@ def _page(package: str) -> tuple[str, str]:
         text = text.replace(f"/* {name} */\n", shared, 1)
 
     def hashes(tag: str) -> str:
-        found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digests = (hashlib.sha256(one.encode()).digest() for one in found)
+        elements = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digests = (hashlib.sha256(element.encode()).digest() for element in elements)
         return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
     policy = (

@@ -136,7 +136,7 @@ class Known:
     def estimates(self) -> list[Estimate]:
         """Estimates by batch size, ascending; of an excluded size no more than its runs."""
         runs = Counter(trial.batch_size for trial in self._observed)
-        found: dict[int, Estimate] = {}
+        by_size: dict[int, Estimate] = {}
         if self._left():
             policy = self._ready()
             believed = (
@@ -144,9 +144,9 @@ class Known:
                 if isinstance(policy, Explains)
                 else measured(self._costs(), runs)
             )
-            found = {one.batch_size: one for one in believed}
+            by_size = {one.batch_size: one for one in believed}
         return [
-            found.get(size, Estimate(size, None, None, None, 0.0, runs[size], explored=False))
+            by_size.get(size, Estimate(size, None, None, None, 0.0, runs[size], explored=False))
             for size in self.job.spec.batch_sizes
         ]
 
@@ -162,15 +162,15 @@ class Known:
         all so far, less the best cost for each that reached the target, J; empty while no best cost
         is known.
         """
-        best_cost, spent, found = self.best_cost, 0.0, []
+        best_cost, spent, regrets = self.best_cost, 0.0, []
         if best_cost is None:
             return []
         ended = (trial for trial in self._trials.values() if not trial.running)
         for trial in sorted(ended, key=lambda trial: trial.order):
             cost = self.job.cost(trial.energy, trial.time)
             spent += cost - (best_cost if trial.converged else 0.0)
-            found.append((trial.number, cost, spent))
-        return found
+            regrets.append((trial.number, cost, spent))
+        return regrets
 
     def knowledge(self) -> Knowledge | None:
         """Returns the knowledge for the same job on another GPU."""
@@ -258,15 +258,15 @@ class _KeptOut:
             silent[size] = silent.get(size, 0) + 1
         elif trial.status == "oom":
             self._too_large = min(size, self._too_large or size)
-        found = {n: f"its last {k} runs crashed" for n, k in crashes.items() if k >= CRASHES}
+        reasons = {n: f"its last {k} runs crashed" for n, k in crashes.items() if k >= CRASHES}
         for n, k in silent.items():
             if k >= SILENT:
-                found[n] = f"its last {k} runs were lost before their first epoch"
+                reasons[n] = f"its last {k} runs were lost before their first epoch"
         if self._too_large is not None:
             for n in self._job.spec.batch_sizes:
                 if n >= self._too_large:
-                    found[n] = f"GPU memory does not suffice for {self._too_large}"
-        self.sizes = dict(sorted(found.items()))
+                    reasons[n] = f"GPU memory does not suffice for {self._too_large}"
+        self.sizes = dict(sorted(reasons.items()))
 
 
 def measured(costs: Mapping[int, Sequence[float]], runs: Mapping[int, int]) -> list[Estimate]:
@@ -276,7 +276,7 @@ def measured(costs: Mapping[int, Sequence[float]], runs: Mapping[int, int]) -> l
         costs: Of each size, what its runs that reached the target cost, J.
         runs: Of each size, its runs.
     """
-    found = {size: Estimate(size, None, None, None, 0.0, runs[size]) for size in costs}
+    by_size = {size: Estimate(size, None, None, None, 0.0, runs[size]) for size in costs}
     known = [size for size in costs if costs[size]]
     if known:
         means = np.array([np.mean(costs[size]) for size in known])
@@ -287,8 +287,8 @@ def measured(costs: Mapping[int, Sequence[float]], runs: Mapping[int, int]) -> l
             low = high = None
             if len(costs[size]) > 1:  # after one run it is not known how much they differ
                 low, high = (float(mean + side * _NORMAL_95 * error) for side in (-1, 1))
-            found[size] = Estimate(size, float(mean), low, high, float(best), runs[size])
-    return list(found.values())
+            by_size[size] = Estimate(size, float(mean), low, high, float(best), runs[size])
+    return list(by_size.values())
 
 
 def policy_of(spec: CreatedJob, seed: int = 0, released: int = 0) -> BatchSizeOptimizer:

@@ -342,8 +342,8 @@ class BestKnown:
 
     def get(self, spec: JobSpecFromClient) -> int | None:
         """Returns the best known size of a job, if any."""
-        found = self._read().get(_key(spec))
-        return found if found in spec.batch_sizes else None
+        size = self._read().get(_key(spec))
+        return size if size in spec.batch_sizes else None
 
     def put(self, spec: JobSpecFromClient, batch_size: int) -> None:
         """Stores it."""
@@ -359,12 +359,12 @@ class BestKnown:
 
     def _read(self) -> dict[str, int]:
         try:
-            found = parse(read_file(self.path))
+            sizes = parse(read_file(self.path))
         except (OSError, ValueError):
             return {}
-        if not isinstance(found, dict):
+        if not isinstance(sizes, dict):
             return {}
-        return {key: size for key, size in found.items() if isinstance(size, int)}
+        return {key: size for key, size in sizes.items() if isinstance(size, int)}
 
 
 def _key(spec: JobSpecFromClient) -> str:

@@ -195,11 +195,11 @@ def serve(
 def jobs(db: str | None, server: str | None, as_json: bool) -> None:
     """List the jobs."""
     with _opened(db, server) as source:
-        found = source.summaries()
+        summaries = source.summaries()
     if as_json:
-        _print_json(found)
+        _print_json(summaries)
         return
-    if not found:
+    if not summaries:
         click.echo("no jobs registered yet")
         return
     head = ("JOB", "GPU", "POLICY", "CONVERGED", "RUNNING", "CHEAPEST", "COST", "DEFAULT", "HEARD")
@@ -215,7 +215,7 @@ def jobs(db: str | None, server: str | None, as_json: bool) -> None:
             f"{one['default_batch_size']}: {joules(one['default_mean_cost_j'])}",
             ago(one["heard_ago_s"]),
         )
-        for one in found
+        for one in summaries
     ]
     click.echo(table(head, rows, left=3))
 
@@ -227,11 +227,11 @@ def jobs(db: str | None, server: str | None, as_json: bool) -> None:
 def show(job: str, db: str | None, server: str | None, as_json: bool) -> None:
     """Show a job: estimates for its batch sizes, and its trials."""
     with _opened(db, server) as source:
-        found = source.details(job)
+        details = source.details(job)
     if as_json:
-        _print_json(found)
+        _print_json(details)
         return
-    click.echo("\n".join(job_lines(found)))
+    click.echo("\n".join(job_lines(details)))
 
 
 def job_lines(job: dict[str, Any]) -> list[str]:
@@ -400,14 +400,14 @@ def import_(source: str, db: str | None) -> None:
     """
     from zeus.optimizer.batch_size import theirs
 
-    found = theirs.read(source)
+    imported = theirs.read(source)
     with _opened(db, create=True) as store:
-        for spec, trials in found:
+        for spec, trials in imported:
             if store.adopt(spec, trials):
                 click.echo(f"{spec.job_id}: {count(len(trials), 'trial')}")
             else:
                 click.echo(f"{spec.job_id}: is here already, and stays as it is")
-    if not found:
+    if not imported:
         click.echo("there are no jobs in it")
 
 

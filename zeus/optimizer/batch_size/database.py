@@ -234,14 +234,14 @@ def _create(connection: Connection) -> None:
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CREATE_LOCK})
-    found = _version(connection)
-    if found == VERSION:
+    version = _version(connection)
+    if version == VERSION:
         return
     # A database of PostgreSQL may have others' tables, such as those of its extensions.
     elsewhere = connection.dialect.name == "sqlite" and inspect(connection).get_table_names()
-    if found is not None or elsewhere:
+    if version is not None or elsewhere:
         raise ZeusBSORuntimeError(
-            f"the database was written by another release (tables {found or 'unknown'}, here "
+            f"the database was written by another release (tables {version or 'unknown'}, here "
             f"{VERSION}), or by another program; upgrade zeusd, or name another database",
             503,
         )

@@ -146,12 +146,12 @@ class HttpTrials(Trials):
                 answer.status_code,
             )
         try:
-            found = TypeAdapter(kind).validate_json(answer.content)
-            items: list[Any] = found if isinstance(found, list) else [found]
+            result = TypeAdapter(kind).validate_json(answer.content)
+            items: list[Any] = result if isinstance(result, list) else [result]
             if field and not all(field in item for item in items):
                 raise ValueError(field)
         except ValueError:
             raise ZeusBSORuntimeError(
                 f"{self._url} answered {path} as no batch size server does; check the URL", 422
             ) from None
-        return found
+        return result

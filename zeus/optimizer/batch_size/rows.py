@@ -41,9 +41,9 @@ class Writing:
         # Who has seen a trial need not read it again after a heartbeat.
         self.next_change += replace(before, heard_s=after.heard_s) != after
 
-    def mark_lost(self, found: Iterable[Trial]) -> None:
+    def mark_lost(self, earlier: Iterable[Trial]) -> None:
         """Ends the trials whose lease has expired."""
-        for trial in lost(found, self.now_s):
+        for trial in lost(earlier, self.now_s):
             self.change(trial, ended(trial, "lost", self.now_s, self.next_change))
 
     def close(self, **values: int) -> None:
@@ -151,10 +151,10 @@ def summed(connection: Connection, now_s: float) -> list[tuple[JobRecord, list[R
     ).group_by(now.c.job_id, now.c.batch_size, now.c.now, now.c.converged)
     order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
     groups: dict[str, list[Row[Any]]] = {}
-    found = [job_of(row) for row in connection.execute(order)]
+    records = [job_of(row) for row in connection.execute(order)]
     for row in connection.execute(sums):
         groups.setdefault(row.job_id, []).append(row)
-    return [(job, groups.get(job.job_id, [])) for job in found]
+    return [(job, groups.get(job.job_id, [])) for job in records]
 
 
 def generation_of(connection: Connection) -> int:

@@ -121,12 +121,12 @@ class Store(Trials):
         known = self._of_family(created)
 
         def work(connection: Connection) -> tuple[CreatedJob, bool] | None:
-            found = find_job(connection, created.job_id, lock=True)
-            if found is not None:
+            job = find_job(connection, created.job_id, lock=True)
+            if job is not None:
                 if _named(connection, asked) != created:
                     return None  # it was meanwhile registered on other GPUs
-                _same(found.spec, created)
-                return found.spec, False
+                _same(job.spec, created)
+                return job.spec, False
             begun = generation_of(connection)
             add_job(connection, JobRecord(created, seed, now_s, begun, knowledge=known))
             return created, True
@@ -201,20 +201,20 @@ class Store(Trials):
 
     # -------------------------------------------------------------------- what operators ask
 
-    def adopt(self, spec: CreatedJob, found: Sequence[Trial]) -> bool:
+    def adopt(self, spec: CreatedJob, imported: Sequence[Trial]) -> bool:
         """Imports a job with its trials; running ones get a lease from now.
 
         Returns:
             False if there is a job of this name, and nothing was changed.
         """
         seed = secrets.randbits(63) if spec.mab_seed is None else spec.mab_seed
-        ends = sorted(found, key=lambda one: (one.ended_s or math.inf, one.number))
+        ends = sorted(imported, key=lambda one: (one.ended_s or math.inf, one.number))
 
         def work(connection: Connection) -> bool:
             if find_job(connection, spec.job_id, lock=True) is not None:
                 return False
             now_s = self._clock()
-            last = max((one.number for one in found), default=generation_of(connection))
+            last = max((one.number for one in imported), default=generation_of(connection))
             writing = add_job(connection, JobRecord(spec, seed, now_s, trials=last))
             for one in ends:
                 kept = (
@@ -286,18 +286,18 @@ class Store(Trials):
         now_s = self._clock()
 
         def work(connection: Connection) -> tuple[JobRecord, list[Trial]]:
-            found = find_job(connection, job_id)
-            if found is None:
+            job = find_job(connection, job_id)
+            if job is None:
                 raise no_job(job_id)
-            return found, _now(trials_of(connection, job_id), now_s)
+            return job, _now(trials_of(connection, job_id), now_s)
 
         return self._database.read(work)
 
     def summaries(self) -> list[dict[str, Any]]:
         """The reply to `GET /jobs`: all jobs, in the order in which they were registered."""
         now_s = self._clock()
-        found = self._database.read(lambda connection: summed(connection, now_s))
-        return [views.summary(job, groups, now_s) for job, groups in found]
+        records = self._database.read(lambda connection: summed(connection, now_s))
+        return [views.summary(job, groups, now_s) for job, groups in records]
 
     def details(self, job_id: str) -> dict[str, Any]:
         """The reply to `GET /jobs/{job_id}`.
@@ -328,9 +328,9 @@ class Store(Trials):
         records = [one for one in map(job_of, found_jobs) if one.spec.policy == spec.policy]
         records.sort(key=lambda one: by_nearness(one.spec.place, spec.place, one.trials))
         for record in records[:_RELATIVES]:
-            found = Known(record, self.job(record.job_id)[1]).knowledge()
-            if found is not None:
-                return nearest([replace(found, place=record.spec.place)], spec.place)
+            knowledge = Known(record, self.job(record.job_id)[1]).knowledge()
+            if knowledge is not None:
+                return nearest([replace(knowledge, place=record.spec.place)], spec.place)
         return None
 
     def _change(self, which: TrialId, change: Callable[[Trial, Writing], tuple[Trial, T]]) -> T:
@@ -346,11 +346,11 @@ class Store(Trials):
         return self._database.write(work)
 
     def _open(self, connection: Connection, job_id: str) -> Writing:
-        found = find_job(connection, job_id, lock=True)
-        if found is None:
+        job = find_job(connection, job_id, lock=True)
+        if job is None:
             raise no_job(job_id)
         # Only now, so that a transaction that waited for the lock writes a later time.
-        return Writing(connection, found, self._clock())
+        return Writing(connection, job, self._clock())
 
 
 _PLACE = tuple(GpuConfig.model_fields)
@@ -362,10 +362,10 @@ _AFTER_ALL = 2**62
 """A number above those of all changes."""
 
 
-def _now(found: list[Trial], now_s: float) -> list[Trial]:
+def _now(recorded: list[Trial], now_s: float) -> list[Trial]:
     """Returns trials in their present state; lost ones are recorded when the next trial begins."""
-    gone = {one.number: ended(one, "lost", now_s, _AFTER_ALL) for one in lost(found, now_s)}
-    return [gone.get(trial.number, trial) for trial in found]
+    gone = {one.number: ended(one, "lost", now_s, _AFTER_ALL) for one in lost(recorded, now_s)}
+    return [gone.get(trial.number, trial) for trial in recorded]
 
 
 def _new(job_id: str, key: str, trial: Trial, best: int | None) -> NewTrial:
@@ -382,8 +382,8 @@ def _new(job_id: str, key: str, trial: Trial, best: int | None) -> NewTrial:
 
 def _named(connection: Connection, spec: CreatedJob) -> CreatedJob:
     """Returns a job of a family with the name for its GPUs and power limits."""
-    found = None if spec.family is None else find_job(connection, spec.job_id)
-    if found is None or found.spec.family != spec.family or not _differ(found.spec, spec, _PLACE):
+    job = None if spec.family is None else find_job(connection, spec.job_id)
+    if job is None or job.spec.family != spec.family or not _differ(job.spec, spec, _PLACE):
         return spec
     name = f"{spec.job_id} on {spec.number_of_gpus} x {_NO_NAME.sub(' ', spec.gpu_model)}"
     if spec.power_limits is not None:
@@ -395,20 +395,20 @@ def _named(connection: Connection, spec: CreatedJob) -> CreatedJob:
         raise ZeusBSORuntimeError(f"job_id {spec.job_id} is too long; shorten it", 422) from None
 
 
-def _differ(found: CreatedJob, given: CreatedJob, names: Iterable[str]) -> list[str]:
-    here, there = found.model_dump(include=set(names)), given.model_dump(include=set(names))
-    if None in (found.power_limits, given.power_limits):  # without known limits it may be the same
+def _differ(job: CreatedJob, given: CreatedJob, names: Iterable[str]) -> list[str]:
+    here, there = job.model_dump(include=set(names)), given.model_dump(include=set(names))
+    if None in (job.power_limits, given.power_limits):  # without known limits it may be the same
         here["power_limits"] = there["power_limits"] = None
     return [name for name in names if here[name] != there[name]]
 
 
-def _same(found: CreatedJob, given: CreatedJob) -> None:
-    differ = _differ(found, given, CreatedJob.model_fields)
-    here, there = found.model_dump(), given.model_dump()
+def _same(job: CreatedJob, given: CreatedJob) -> None:
+    differ = _differ(job, given, CreatedJob.model_fields)
+    here, there = job.model_dump(), given.model_dump()
     if differ:
         said = ", ".join(f"{name} {here[name]!r} and not {there[name]!r}" for name in differ[:3])
         raise ZeusBSORuntimeError(
-            f"job {found.job_id} is registered with {said}; take another job_id, or delete the job "
+            f"job {job.job_id} is registered with {said}; take another job_id, or delete the job "
             "first",
             409,
         )

@@ -212,9 +212,9 @@ class ServerConnection:
             self._notes.set(key, job_id.encode())
             self.job_id = job_id
             return True
-        found = self._notes.get(key)
-        if found is not None:
-            self.job_id = found.decode()
+        noted = self._notes.get(key)
+        if noted is not None:
+            self.job_id = noted.decode()
             return True
         if not self._settled.is_set() and self._notes.get(f"away/{self._generation}") is not None:
             self._settled.set()  # rank 0 keeps trying; nobody has to wait here

@@ -104,7 +104,7 @@ class IterationTimes:
     def collect(self) -> tuple[list[tuple[int, float]], list[Least]]:
         """Iterations with seconds, and times of instructions, that are known by now; each once."""
         known: list[tuple[int, float]] = []
-        found: list[Least] = []
+        reports: list[Least] = []
         while self._open:
             one = self._open[0]
             ends = [one.end, *(step[-1] for step in one.steps[-1:])]
@@ -118,9 +118,9 @@ class IterationTimes:
                 seconds = _seconds(begin, end)
                 if seconds is not None and seconds < least.get((name, setting), float("inf")):
                     least[name, setting] = seconds
-            found += [Least(one.number, *kind, seconds) for kind, seconds in least.items()]
+            reports += [Least(one.number, *kind, seconds) for kind, seconds in least.items()]
             self._free(self._open.popleft())
-        return known, found
+        return known, reports
 
     def _stamp(self, used: Any = None) -> Any:
         """A stamp of now, or of when the stream reaches this point."""

@@ -208,7 +208,7 @@ def from_actions(
         PipelineFrequencyError: It is not such a table, or an action is missing.
     """
     rows = [table[rank] for rank in sorted(table)] if isinstance(table, Mapping) else list(table)
-    found = [
+    by_stage = [
         [
             (int(part), _NAMES[letter], int(microbatch))
             for action in row
@@ -218,7 +218,7 @@ def from_actions(
         for row in rows
     ]
     holder: dict[int, int] = {}
-    for stage, actions in enumerate(found):
+    for stage, actions in enumerate(by_stage):
         for part, _, _ in actions:
             if holder.setdefault(part, stage) != stage:
                 raise PipelineFrequencyError(
@@ -236,7 +236,7 @@ def from_actions(
         chunk[part] = sum(holder[other] == holder[part] for other in range(part))
     orders = [
         [Instruction(stage, what, n, chunk[part]) for part, what, n in actions]
-        for stage, actions in enumerate(found)
+        for stage, actions in enumerate(by_stage)
     ]
     names = {one.name for order in orders for one in order}
     count = 1 + max(one.microbatch for order in orders for one in order)

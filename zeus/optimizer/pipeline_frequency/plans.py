@@ -363,16 +363,16 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
             "stages, each a list of ('forward', MHz) pairs"
         ) from None
     labels = {**{label: name for name, label in _COSTS}, **_REFERENCE}
-    found: dict[str, float] = {}
+    costs: dict[str, float] = {}
     for line in text.splitlines():
         comment = _COMMENT.match(line)
         if comment and comment["name"] in labels:
             try:
-                found[labels[comment["name"]]] = float(comment["value"])
+                costs[labels[comment["name"]]] = float(comment["value"])
             except ValueError:
                 continue
     try:
-        return Plan(parse_stages(stages), **found)  # type: ignore[arg-type]  # by _COSTS, floats
+        return Plan(parse_stages(stages), **costs)  # type: ignore[arg-type]  # by _COSTS, floats
     except PipelineFrequencyError as error:
         raise PipelineFrequencyError(f"the plan {os.fspath(path)}: {error.message}") from None
 

@@ -132,8 +132,8 @@ def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> l
 def _colours(settings: set[Setting]) -> dict[Setting, int]:
     """Position of each setting on the colour scale: clocks at their MHz."""
     names = sorted(setting for setting in settings if isinstance(setting, str))
-    found: dict[Setting, int] = {name: place for place, name in enumerate(names)}
-    return found | {setting: setting for setting in settings if isinstance(setting, int)}
+    colours: dict[Setting, int] = {name: place for place, name in enumerate(names)}
+    return colours | {setting: setting for setting in settings if isinstance(setting, int)}
 
 
 def _draw(

@@ -56,7 +56,7 @@ def set_apart(iterations: Sequence[Sequence[Span]]) -> list[list[Span]]:
     lengths: dict[str, list[int]] = {}
     for span in itertools.chain.from_iterable(iterations):
         lengths.setdefault(span.kind, []).append(span.end_ns - span.begin_ns)
-    longest = {kind: LONG * statistics.median(found) for kind, found in lengths.items()}
+    longest = {kind: LONG * statistics.median(seconds) for kind, seconds in lengths.items()}
     return [
         [
             span._replace(kind=UNLIKE) if span.end_ns - span.begin_ns > longest[span.kind] else span
@@ -77,7 +77,7 @@ def mixtures(
     periods = sorted(later[0] - earlier[0] for earlier, later in itertools.pairwise(readings))
     period_ns = periods[len(periods) // 2]
     begins = [span.begin_ns for span in spans]
-    found = []
+    mixed = []
     for earlier, (t_ns, power_mw) in itertools.pairwise(readings):
         seen_ns = t_ns - earlier[0]
         if seen_ns > 1.5 * period_ns:  # a tick was missed
@@ -96,8 +96,8 @@ def mixtures(
             if inside_ns > 0:
                 shares[span.kind] = shares.get(span.kind, 0.0) + inside_ns / seen_ns
         if UNLIKE not in shares:
-            found.append((shares, power_mw / 1000))
-    return found
+            mixed.append((shares, power_mw / 1000))
+    return mixed
 
 
 def fit(seen: Sequence[tuple[dict[str, float], float]]) -> dict[str, Power]:

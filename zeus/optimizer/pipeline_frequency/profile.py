@@ -125,7 +125,7 @@ class InstructionProfile:
         tensor_parallel: int = 1,
     ) -> None:
         self._options = {
-            key: tuple(sorted(found, key=_from_the_top)) for key, found in options.items()
+            key: tuple(sorted(choices, key=_from_the_top)) for key, choices in options.items()
         }
         self.tensor_parallel = tensor_parallel
         self.num_stages = 1 + max((stage for stage, _, _ in options), default=-1)
@@ -138,12 +138,12 @@ class InstructionProfile:
             PipelineFrequencyError: It is not valid; the message names the line and the column.
         """
         try:
-            found = list(tables.read(path, ProfileMeasurement, {SETTING: "frequency"}))
+            placed = list(tables.read(path, ProfileMeasurement, {SETTING: "frequency"}))
         except tables.TableError as error:
             raise PipelineFrequencyError(f"the profile cannot be used: {error}") from None
         try:
-            places = [place.rpartition(", ")[2] for place, _ in found]
-            return cls.from_rows([row for _, row in found], places)
+            places = [place.rpartition(", ")[2] for place, _ in placed]
+            return cls.from_rows([row for _, row in placed], places)
         except PipelineFrequencyError as error:
             raise PipelineFrequencyError(
                 f"the profile {os.fspath(path)}: {error.message}"
@@ -180,10 +180,10 @@ class InstructionProfile:
                 key: [
                     Option(
                         mhz,
-                        max(row.time for row, _ in found),
-                        math.fsum(row.energy for row, _ in found) / len(found),
+                        max(row.time for row, _ in pairs),
+                        math.fsum(row.energy for row, _ in pairs) / len(pairs),
                     )
-                    for mhz, found in clocks.items()
+                    for mhz, pairs in clocks.items()
                 ]
                 for key, clocks in measured.items()
             },
@@ -193,7 +193,7 @@ class InstructionProfile:
     @property
     def kinds(self) -> list[InstructionOptions]:
         """The options of each kind of instruction."""
-        return [InstructionOptions(*key, list(found)) for key, found in self._options.items()]
+        return [InstructionOptions(*key, list(choices)) for key, choices in self._options.items()]
 
     @classmethod
     def of_kinds(cls, kinds: Iterable[InstructionOptions]) -> InstructionProfile:
@@ -218,9 +218,9 @@ class InstructionProfile:
                 )
         return InstructionProfile(
             {
-                (number, name, chunk): found
+                (number, name, chunk): choices
                 for number, picked in enumerate(stages)
-                for (stage, name, chunk), found in self._options.items()
+                for (stage, name, chunk), choices in self._options.items()
                 if stage == picked
             },
             self.tensor_parallel,
@@ -295,11 +295,11 @@ def _check_units(measured: _Measured) -> None:
             "energies joules: are the times milliseconds, or the energies millijoules?"
         )
     for clocks in measured.values():
-        found = [pair for pairs in clocks.values() for pair in pairs]
+        placed = [pair for pairs in clocks.values() for pair in pairs]
         for column in ("time", "energy"):
-            values = sorted(getattr(row, column) for row, _ in found)
+            values = sorted(getattr(row, column) for row, _ in placed)
             middle = values[len(values) // 2]
-            for row, place in found:
+            for row, place in placed:
                 value = getattr(row, column)
                 if not middle / 100 < value < middle * 100:
                     raise PipelineFrequencyError(

@@ -103,16 +103,16 @@ class Pipeline:
                 if instruction in index:
                     raise PipelineFrequencyError(f"{instruction} is listed twice in the schedule")
                 index[instruction] = len(index)
-        found: dict[tuple[int, int], None] = {}
+        pairs: dict[tuple[int, int], None] = {}
         for stage_indices in self.stages:
             for pair in itertools.pairwise(stage_indices):
-                found[pair] = None
+                pairs[pair] = None
         for before, after in arcs:
             for end in (before, after):
                 if end not in index:
                     raise PipelineFrequencyError(f"an arc names {end}, which no stage runs")
-            found[index[before], index[after]] = None
-        self.arcs = tuple(found)
+            pairs[index[before], index[after]] = None
+        self.arcs = tuple(pairs)
         self.levels = levels_of(len(self.instructions), self.arcs)
 
     @property

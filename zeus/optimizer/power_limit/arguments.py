@@ -156,23 +156,23 @@ def to_search(kind: str, gpus: Sequence[GPU], wanted: bool | Sequence[Any]) -> l
         raise ZeusArgumentError(
             f"these GPUs have no {of.plural} in common; leave {of.argument} out"
         )
-    found = list(of.default(sorted(common)))
+    settings = list(of.default(sorted(common)))
     if wanted is not True:
-        found = [_parsed(of, one, common) for one in wanted]
+        settings = [_parsed(of, one, common) for one in wanted]
     if of.descends:
-        found = sorted({*found}, reverse=True)
-    return [Beside(kind, one) for one in found]
+        settings = sorted({*settings}, reverse=True)
+    return [Beside(kind, one) for one in settings]
 
 
 def _offered(kind: VariantKind, gpu: GPU) -> set[int]:
-    found: set[int] = set()
+    settings: set[int] = set()
     with contextlib.suppress(ZeusGPUNotSupportedError):
-        found.update(kind.offered(gpu))
-    if not found:
+        settings.update(kind.offered(gpu))
+    if not settings:
         raise ZeusArgumentError(
             f"{gpu.get_name()} offers no {kind.plural}; leave {kind.argument} out"
         )
-    return found
+    return settings
 
 
 def _parsed(kind: VariantKind, named: Any, common: set[int]) -> int:

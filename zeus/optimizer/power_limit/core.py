@@ -442,15 +442,15 @@ class SearchProcess:
         while self._unread and not self.over:
             piece, setting, window = self._unread[0]
             try:
-                found = self._effects.read(window)
+                effect = self._effects.read(window)
             except ZeusBaseError as error:
                 self._unread.popleft()
                 self._unknown(piece, error.message, lasting=error.__cause__ is not None)
                 continue
-            if found is None:
+            if effect is None:
                 return
             self._unread.popleft()
-            self._measured(piece, setting, *found)
+            self._measured(piece, setting, *effect)
 
     def _measured(
         self,

@@ -165,17 +165,17 @@ class NodeEffects:
         if not warn:
             log.warning("the power limit optimizer stopped: %s", reason)
             return
-        found = [" at a power limit that cannot be read now"]
+        words = [" at a power limit that cannot be read now"]
         asked = threading.Event()
 
         def ask() -> None:
             with contextlib.suppress(ZeusBaseError):
-                found.append(limit_in_force(self._monitor.gpus, self._indices, self._highest_mw))
+                words.append(limit_in_force(self._monitor.gpus, self._indices, self._highest_mw))
             asked.set()
 
         threading.Thread(target=ask, daemon=True).start()
         self._wait(asked)
-        _warn(f"The power limit optimizer stopped, and training continues{found[-1]}: {reason}")
+        _warn(f"The power limit optimizer stopped, and training continues{words[-1]}: {reason}")
 
 
 _warn = warn
@@ -196,10 +196,10 @@ def _limited_s(windows: Sequence[Measurement], indices: Sequence[int]) -> float 
     is not counted.
     """
     counted = [one.limited_so_far or {} for one in windows]
-    found = [[one.get(index, {}).get("power") for one in counted] for index in indices]
-    if any(None in own for own in found):
+    seconds = [[one.get(index, {}).get("power") for one in counted] for index in indices]
+    if any(None in own for own in seconds):
         return None
-    return max((sum(filter(None, own)) for own in found), default=None)
+    return max((sum(filter(None, own)) for own in seconds), default=None)
 
 
 def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int) -> str:

@@ -240,13 +240,15 @@ def merged(samples: Sequence[SettingSample]) -> SettingSample:
 def averages(samples: Sequence[SettingSample]) -> list[LimitEstimate]:
     """The averages of each measured limit, descending."""
     noise = step_noise(samples)
-    found = []
+    estimates = []
     for limit in sorted({one.power_limit_mw for one in samples}, reverse=True):
         own = merged([one for one in samples if one.power_limit_mw == limit])
         error = noise / math.sqrt(own.steps)
         errors = error, math.hypot(error, own.energy_error_j / 2 / own.energy_j)
-        found.append(LimitEstimate(limit, own.step_s, own.energy_j / own.steps, *errors, own.steps))
-    return [*found[:1], *(one.against(found[0]) for one in found[1:])]
+        estimates.append(
+            LimitEstimate(limit, own.step_s, own.energy_j / own.steps, *errors, own.steps)
+        )
+    return [*estimates[:1], *(one.against(estimates[0]) for one in estimates[1:])]
 
 
 class Estimates:
@@ -286,7 +288,7 @@ class Estimates:
 
     def limits(self) -> list[LimitEstimate]:
         """One for each limit, measured or not."""
-        found = []
+        estimates = []
         for i, limit in enumerate(self._limits_mw):
             time_var, power_var = self._time.covariance[i][i], self._power.covariance[i][i]
             time_s = math.exp(self._time.mean[i])
@@ -295,8 +297,8 @@ class Estimates:
             time_off, power_off = self._time.off_the_first(i), self._power.off_the_first(i)
             ratios = math.sqrt(time_off), math.sqrt(time_off + power_off)
             steps = self._steps[limit]
-            found.append(LimitEstimate(limit, time_s, energy_j, *errors, steps, *ratios))
-        return found
+            estimates.append(LimitEstimate(limit, time_s, energy_j, *errors, steps, *ratios))
+        return estimates
 
     def curves(
         self, times: Sequence[Sequence[float]], powers: Sequence[Sequence[float]]

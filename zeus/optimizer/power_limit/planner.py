@@ -137,7 +137,7 @@ class LimitPlanner:
         if self.file is None or not estimates:
             return
         participants = self._participants
-        found = Profile(
+        profile = Profile(
             measurements=measurements(estimates, self.profile_steps),
             gpus=participants.gpus,
             range=(participants.min_mw / 1000, participants.max_mw / 1000),
@@ -148,7 +148,7 @@ class LimitPlanner:
             samples=search.samples,
         )
         try:
-            self.file.keep(found)
+            self.file.keep(profile)
         except OSError as error:
             warn(f"The power limit profile could not be written to {self.file.path}: {error}.")
 
@@ -170,8 +170,8 @@ class LimitPlanner:
             self.warmup_steps,
             steps,
             lambda curve: costs_of(selector, search.limits_mw, curve, reference()),
-            lambda found, cautious: best(
-                selector, [*reference(), *found], steps, cautious=cautious
+            lambda estimates, cautious: best(
+                selector, [*reference(), *estimates], steps, cautious=cautious
             ),
             len(self._participants.gpus),
         )

@@ -87,7 +87,7 @@ class Profile(BaseModel):
         """Returns the measurements as those of a step, from the highest limit on; the file does not
         say how far they are off.
         """
-        found = [
+        estimates = [
             LimitEstimate(
                 round(one.power_limit * 1000),
                 one.time,
@@ -99,7 +99,9 @@ class Profile(BaseModel):
             )
             for one in self.measurements
         ]
-        return tuple(sorted(found, key=lambda one: (-one.power_limit_mw, one.beside is not None)))
+        return tuple(
+            sorted(estimates, key=lambda one: (-one.power_limit_mw, one.beside is not None))
+        )
 
     def as_samples(self, steps: int) -> list[SettingSample]:
         """Returns the samples; if only averages are known, they count as this many steps."""

@@ -91,17 +91,17 @@ class Report:
         searched = f"the search took {self.steps} steps."
         if self.chosen is None:
             why = f" The search ended: {self.reason}." if self.reason else ""
-            found = f"No power limit is chosen after {self.steps} steps of the search.{why}"
+            sentence = f"No power limit is chosen after {self.steps} steps of the search.{why}"
         elif self.chosen is self._highest:
             why = f"stays, because {self.reason}" if self.reason else "is the best"
-            found = f"The highest limit, {self.chosen.setting}, {why}; {searched}"
+            sentence = f"The highest limit, {self.chosen.setting}, {why}; {searched}"
         else:
-            found = (
+            sentence = (
                 f"At {self.chosen.setting} instead of {self._highest.setting} a step takes "
                 f"{_change(-self.saving)} energy (±{percent(self.saving_error)}) and "
                 f"{_change(self.slowdown)} time (±{percent(self.slowdown_error)}); {searched}"
             )
-        return f"{found} {self._in_force}"
+        return f"{sentence} {self._in_force}"
 
     @property
     def _in_force(self) -> str:

@@ -257,15 +257,15 @@ class SettingsSearch:
 
     def estimates(self) -> list[LimitEstimate]:
         """Estimates of the measured settings: limits alone come first, descending."""
-        found: list[LimitEstimate] = []
+        estimates: list[LimitEstimate] = []
         for family in self._families:
             own = family.search.estimates()
             if family.beside is None:
-                found += own
-            elif found:
-                first = found[0]
-                found += [replace(one, beside=family.beside).against(first) for one in own]
-        return found
+                estimates += own
+            elif estimates:
+                first = estimates[0]
+                estimates += [replace(one, beside=family.beside).against(first) for one in own]
+        return estimates
 
     def _family(self, of: Setting) -> _Family | None:
         """None: the variant was excluded meanwhile."""

@@ -127,10 +127,10 @@ class Setting:
     @property
     def named(self) -> dict[str, Any]:
         """What is beside the limit, as files have it: a value for each kind; None: none."""
-        found: dict[str, Any] = dict.fromkeys(KINDS)
+        values: dict[str, Any] = dict.fromkeys(KINDS)
         if self.beside is not None:
-            found[self.beside.kind] = self.beside.shown
-        return found
+            values[self.beside.kind] = self.beside.shown
+        return values
 
     def __str__(self) -> str:
         return f"{watts(self.power_limit_mw)} W{self.beside or ''}"

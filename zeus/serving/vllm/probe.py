@@ -160,10 +160,10 @@ class Probe(EngineProbe):
 
     def ended(self, *output: object) -> None:
         """Handles a step's output."""
-        found, self._ended = self.end(), {}
+        step, self._ended = self.end(), {}
         self._count = len(self._requests)
-        if found is not None and found[2] is not None:
-            begin_ns, end_ns, (self._ended, rows) = found
+        if step is not None and step[2] is not None:
+            begin_ns, end_ns, (self._ended, rows) = step
             self._recorder.batch(begin_ns, end_ns, *rows)
 
     def updated(self, *output: object) -> None:

@@ -111,9 +111,9 @@ def _add_reference(app: BSOServer) -> None:
         spec: Annotated[JobSpecFromClient, web.sent(JobSpecFromClient, _is_json)],
         response: Response,
     ) -> CreatedJob:
-        found, new = app.store.find_or_make(spec)
+        job, new = app.store.find_or_make(spec)
         response.status_code = 201 if new else 200
-        return found
+        return job
 
     @app.delete(JOBS_URL)
     def delete(job_id: str) -> None:

@@ -45,17 +45,17 @@ def summary(job: JobRecord, groups: Sequence[Any], now_s: float) -> dict[str, An
 
 def mean_costs(job: JobRecord, groups: Sequence[Any]) -> dict[int, float]:
     """Mean cost, J, of the trials that reached the target, by batch size, ascending."""
-    found: dict[int, float] = {}
+    costs: dict[int, float] = {}
     for size in sorted({group.batch_size for group in groups if group.converged}):
         of_size = [one for one in groups if one.converged and one.batch_size == size]
         cost = sum(job.cost(one.energy, one.time) for one in of_size)
-        found[size] = cost / sum(one.trials for one in of_size)
-    return found
+        costs[size] = cost / sum(one.trials for one in of_size)
+    return costs
 
 
 def detail(job: JobRecord, trials: Sequence[Trial], now_s: float) -> dict[str, Any]:
     """A job's details."""
-    found, costs = Known(job, trials), mean_costs(job, trials)
+    known, costs = Known(job, trials), mean_costs(job, trials)
     estimates = [
         {
             "batch_size": one.batch_size,
@@ -65,20 +65,20 @@ def detail(job: JobRecord, trials: Sequence[Trial], now_s: float) -> dict[str, A
             "probability_best": one.probability_best,
             "runs": one.runs,
             "explored": one.explored,
-            "excluded": found.excluded.get(one.batch_size),
+            "excluded": known.excluded.get(one.batch_size),
             "measured_mean_j": costs.get(one.batch_size),
         }
-        for one in found.estimates
+        for one in known.estimates
     ]
     return {
         **summary(job, trials, now_s),
         "spec": job.spec.model_dump(),
-        "best_batch_size": found.best,
-        "best_cost_j": found.best_cost,
+        "best_batch_size": known.best,
+        "best_cost_j": known.best_cost,
         "estimates": estimates,
         "regret": [
             {"trial_number": number, "cost_j": cost, "regret_j": regret}
-            for number, cost, regret in found.regret
+            for number, cost, regret in known.regret
         ],
         "trials": [of_trial(job, trial, now_s) for trial in trials],
     }

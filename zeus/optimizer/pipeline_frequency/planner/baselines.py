@@ -24,8 +24,8 @@ def policies(problem: PipelineProblem) -> dict[str, Ints]:
 
 def uniform(problem: PipelineProblem) -> Ints:
     """Plans (instructions, ways) with one clock, or one power limit, for all."""
-    found = policies(problem)
-    return np.unique(np.hstack([found["one clock"], found["one power limit"]]), axis=1)
+    plans = policies(problem)
+    return np.unique(np.hstack([plans["one clock"], plans["one power limit"]]), axis=1)
 
 
 def figures(problem: PipelineProblem, plans: Ints) -> list[tuple[float, float]]:

@@ -200,15 +200,15 @@ class ChangeSearch:
             # A run whose instructions wait in between may have more than its tightest one.
             room_s = np.minimum.reduceat(room_s, starts)[:, None] * number.sum(axis=1)[:, None]
             possible = (saved_j > 0) & (longer_s <= room_s)
-            found = []
+            changes = []
             for cost in (longer_s, -saved_j / np.maximum(longer_s, 1e-300)):
                 # The least slowdown that saves any, and what saves most for its time.
                 best = np.where(possible, cost, np.inf).argmin(axis=1)
                 saved = np.where(possible[each, best], saved_j[each, best], 0.0)
                 # Runs of a plan that are slowed down one by one, at most.
                 largest = _largest(saved, owner, 8)
-                found += [(owner[place], place, best[place]) for place in largest]
-            which, place, setting = (np.concatenate(one) for one in zip(*found, strict=True))
+                changes += [(owner[place], place, best[place]) for place in largest]
+            which, place, setting = (np.concatenate(one) for one in zip(*changes, strict=True))
             columns = plans[:, active[which]]
             changed = run[which] == place[:, None]
             columns[rows] = np.where(changed.T, setting, columns[rows])

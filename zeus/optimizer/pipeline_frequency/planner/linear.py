@@ -271,7 +271,7 @@ class Program:
         """
         problem = self._problem
         deadline_s = min(deadline_s, problem.max_time_s + problem.changes.time_s * problem.count)
-        found = []
+        solutions = []
         for tolerance in _TOLERANCES:
             for name in ("mip_feasibility", "primal_feasibility", "dual_feasibility"):
                 self._solver.setOptionValue(f"{name}_tolerance", tolerance)
@@ -280,10 +280,10 @@ class Program:
             proven = self._run(deadline_s, time_price_w)
             values = self._values(deadline_s)
             if values is not None:
-                found.append((self._total(values, time_price_w), proven, values))
-        if not found:
+                solutions.append((self._total(values, time_price_w), proven, values))
+        if not solutions:
             return None
-        total_j, proven, values = min(found, key=lambda one: one[0])
+        total_j, proven, values = min(solutions, key=lambda one: one[0])
         bound_j = total_j if proven else -np.inf
         if proven and self._change < self._end:
             values = self._with_fewest_changes(deadline_s, values)
@@ -314,10 +314,10 @@ class Program:
         changes[self._change : self._end] = 1.0
         solver.changeColsCost(len(every), every, changes)
         solver.run()
-        found = self._values(deadline_s)
+        fewest = self._values(deadline_s)
         solver.changeColsCost(len(every), every, cost)
         solver.deleteRows(1, np.array([row], dtype=np.int32))
-        return values if found is None else found
+        return values if fewest is None else fewest
 
     def _total(self, values: Floats, time_price_w: float) -> float:
         problem, plan = self._problem, self._plan(values)[:, None]

@@ -283,12 +283,12 @@ class Planner:
         """The best plan within a deadline, which is known from then on; None: there is none."""
         begin_s = time.monotonic()
         program_s = 2.0 if self._small else 600.0
-        found = self._program.best(limit_s, price_w, time_limit_s=program_s)
+        solution = self._program.best(limit_s, price_w, time_limit_s=program_s)
         self._left_s -= time.monotonic() - begin_s
         self._exactly = self._left_s > 0
-        if found is None:
+        if solution is None:
             return None
-        plan, bound_j = found
+        plan, bound_j = solution
         self._finder.pool.add(plan[:, None])
         if not price_w:
             self._proven.append((limit_s, bound_j))
@@ -324,12 +324,12 @@ class Planner:
             if last_s <= fast[0]:
                 continue
             at_s = last_s if asked else min(last_s, (fast[0] + slow[0]) / 2)
-            found = solve(at_s)
-            if found is None or found[1] >= fast[1] - self._equal_j:
+            between = solve(at_s)
+            if between is None or between[1] >= fast[1] - self._equal_j:
                 steps += [] if at_s == last_s else [(fast, slow, True)]
             else:
-                steps += [(fast, found, False)]
-                steps += [] if at_s == last_s else [(found, slow, False)]
+                steps += [(fast, between, False)]
+                steps += [] if at_s == last_s else [(between, slow, False)]
         return pool
 
     def _plans(self, plans: Ints) -> list[Plan]:

@@ -35,15 +35,15 @@ class Pool:
     @staticmethod
     def _apart(kept: Ints, time_s: Floats) -> Ints:
         """Of plans whose times are one, the cheapest: the last of them."""
-        found: list[int] = []
+        apart: list[int] = []
         first_s = -np.inf
         for plan, plan_s in zip(kept.tolist(), time_s[kept].tolist(), strict=True):
-            if found and fits(plan_s, first_s):
-                found[-1] = plan
+            if apart and fits(plan_s, first_s):
+                apart[-1] = plan
             else:
-                found.append(plan)
+                apart.append(plan)
                 first_s = plan_s
-        return np.array(found, dtype=np.intp)
+        return np.array(apart, dtype=np.intp)
 
     def plans(self, places: Ints | np.intp) -> Ints:
         """Plans (instructions, plans), or one of them."""

@@ -145,17 +145,17 @@ def plan_within_power(
                 f"{sorted(wrong) or 'none'}"
             )
     limit_s = math.inf if time_s is None else time_s
-    found = list(_candidates(planner, problem, bounds, time_s))
-    if time_s is not None and not any(fits(plan.time_s, limit_s) for plan in found):
+    plans = list(_candidates(planner, problem, bounds, time_s))
+    if time_s is not None and not any(fits(plan.time_s, limit_s) for plan in plans):
         # Plans that use a time up come out elsewhere than those that hurry.
-        found += _candidates(planner, problem, bounds, None)
-    fit = [plan for plan in found if fits(plan.time_s, limit_s)]
+        plans += _candidates(planner, problem, bounds, None)
+    fit = [plan for plan in plans if fits(plan.time_s, limit_s)]
     if fit:
         return min(fit, key=lambda plan: (plan.time_s if time_s is None else 0.0, plan.energy_j))
-    if found:
+    if plans:
         raise PipelineFrequencyError(
             f"no plan within {limit_s:.6g} s keeps the bounds on power; one that keeps them "
-            f"takes {min(plan.time_s for plan in found):.6g} s: allow more time or power"
+            f"takes {min(plan.time_s for plan in plans):.6g} s: allow more time or power"
         )
     slowest = np.array([curve.settings[-1] for curve in problem.curves])[problem.kind]
     for bound in _passed(problem, slowest, bounds):
@@ -175,8 +175,8 @@ def _candidates(
     planner: Planner, problem: PipelineProblem, bounds: Sequence[PowerBound], time_s: float | None
 ) -> Iterator[Plan]:
     """Plans that keep the bounds, for a time or as fast as possible; some may take longer."""
-    for found in _by_level(planner, problem, bounds, time_s):
-        repaired = _repaired(problem, found, bounds)
+    for level_plan in _by_level(planner, problem, bounds, time_s):
+        repaired = _repaired(problem, level_plan, bounds)
         if repaired is not None:
             yield planner.plan_of(problem.written(repaired))
     # Those settings and no others: what is as fast and cheaper may draw more.

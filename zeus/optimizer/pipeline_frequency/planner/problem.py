@@ -284,10 +284,10 @@ class PipelineProblem:
 
 def latest(ends: Floats, before: Ints) -> Floats:
     """When the last of those before each instruction ends (instructions, plans)."""
-    found: Floats = ends[before[:, 0]]
+    ends_s: Floats = ends[before[:, 0]]
     for others in before.T[1:]:
-        np.maximum(found, ends[others], out=found)
-    return found
+        np.maximum(ends_s, ends[others], out=ends_s)
+    return ends_s
 
 
 def _fastest_first(offered: Sequence[Sequence[Option]]) -> list[Setting]:

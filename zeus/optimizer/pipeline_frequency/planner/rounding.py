@@ -92,10 +92,10 @@ class Rounding:
         for level in levels:
             starts = latest(ends, level.before)
             kinds = problem.kind[level.span, None]
-            found = problem.slowest_within(kinds, targets[level.span] - starts)
-            found = np.minimum(problem.hull_below[found], ceilings[level.span])
-            options[level.span] = found
-            np.add(starts, problem.option_times[found], out=ends[level.span])
+            slowest = problem.slowest_within(kinds, targets[level.span] - starts)
+            slowest = np.minimum(problem.hull_below[slowest], ceilings[level.span])
+            options[level.span] = slowest
+            np.add(starts, problem.option_times[slowest], out=ends[level.span])
         return options
 
     def _use_slack(self, options: Ints, deadlines_s: Floats) -> Ints:
@@ -113,8 +113,8 @@ class Rounding:
                 starts = latest(ends, level.before)
                 until = begins[level.after].min(axis=1)
                 kinds = problem.kind[level.span, None]
-                found = problem.slowest_within(kinds, until - starts)
-                np.maximum(found, options[level.span], out=found)
-                options[level.span] = found
-                np.add(starts, problem.option_times[found], out=ends[level.span])
+                slowest = problem.slowest_within(kinds, until - starts)
+                np.maximum(slowest, options[level.span], out=slowest)
+                options[level.span] = slowest
+                np.add(starts, problem.option_times[slowest], out=ends[level.span])
         return options

@@ -68,9 +68,9 @@ class PlanSearch:
         problem = self.problem
         deadline_s = min(max(deadline_s, problem.min_time_s), problem.max_time_s)
         if price_w or deadline_s not in self._optima:
-            found = self.program.solve(deadline_s, price_w)
-            self._optima[found.deadline_s] = found
-            return found
+            optimum = self.program.solve(deadline_s, price_w)
+            self._optima[optimum.deadline_s] = optimum
+            return optimum
         return self._optima[deadline_s]
 
     def bound(self, time_s: Floats) -> Floats:
@@ -110,10 +110,10 @@ class PlanSearch:
             price_w: Cost of a second of the iteration beside the effective energy.
         """
         self.everywhere()
-        found = self.solve(deadline_s, price_w)
-        at_s = np.array([found.deadline_s])
-        self.pool.add(self._rounding.round(found.durations_s[:, None], at_s))
-        fit = self.pool.fitting(found.deadline_s)
+        optimum = self.solve(deadline_s, price_w)
+        at_s = np.array([optimum.deadline_s])
+        self.pool.add(self._rounding.round(optimum.durations_s[:, None], at_s))
+        fit = self.pool.fitting(optimum.deadline_s)
         self._join(max(0, fit - 2), fit + 1)
 
     def _chunks(self, columns: int, each: int) -> Iterator[slice]:
@@ -156,7 +156,7 @@ def spread(problem: PipelineProblem, pool: Pool, bound_j: Floats, points: int | 
 
     def walk(first: int, end: int, step_s: float, wider: float = 1.0) -> list[int]:
         """Of the plans in the second half of each step, that which is nearest to the bound."""
-        found: list[int] = []
+        plans: list[int] = []
         while first < end:
             after = [
                 min(
@@ -169,8 +169,8 @@ def spread(problem: PipelineProblem, pool: Pool, bound_j: Floats, points: int | 
             half = min(half, whole)
             above_j = pool.cost_j[half : whole + 1] - bound_j[half : whole + 1]
             first = int(half + above_j.argmin())
-            found.append(first)
-        return found
+            plans.append(first)
+        return plans
 
     parts = [(0, near, STEP * problem.min_time_s), (near, len(pool.time_s) - 1, np.inf)]
     numbers = [len(walk(*part)) for part in parts]
@@ -181,9 +181,9 @@ def spread(problem: PipelineProblem, pool: Pool, bound_j: Floats, points: int | 
     chosen = [0]
     for part, number, most in zip(parts, numbers, (kept, room - kept), strict=True):
         wider = max(1.0, number / most) if most else math.inf
-        found = walk(*part, wider)
-        while len(found) > most > 0:
+        walked = walk(*part, wider)
+        while len(walked) > most > 0:
             wider *= 1.05
-            found = walk(*part, wider)
-        chosen += found if most else []
+            walked = walk(*part, wider)
+        chosen += walked if most else []
     return np.array(chosen, dtype=np.intp)

@@ -139,4 +139,4 @@ def in_words(paces: Mapping[Kind, float]) -> str:
     for (stage, name), pace in sorted(paces.items()):
         if pace / least > 1 + DriftWatch.enter / 2:
             stages.setdefault(stage, []).append(f"{name} {pace:.3f}")
-    return "; ".join(f"stage {stage}: {', '.join(found)}" for stage, found in stages.items())
+    return "; ".join(f"stage {stage}: {', '.join(words)}" for stage, words in stages.items())

@@ -222,9 +222,9 @@ class TrainingJob:
             return FrequencySchedule(rank=rank, frequencies=list(steps), version=now.version)
         if rank in self.results or rank not in self.schedules:
             return None
-        found = self.schedules[rank]
-        version = self.round + 1 if found.frequencies else 0
-        return found.model_copy(update={"version": version})
+        schedule = self.schedules[rank]
+        version = self.round + 1 if schedule.frequencies else 0
+        return schedule.model_copy(update={"version": version})
 
     def take_schedules(self, schedules: list[FrequencySchedule]) -> None:
         """The scheduler's schedules for the next round.
@@ -232,11 +232,11 @@ class TrainingJob:
         Raises:
             Refused: A rank has none.
         """
-        found = {schedule.rank: schedule for schedule in schedules}
-        missing = self.missing(found)
+        by_rank = {schedule.rank: schedule for schedule in schedules}
+        missing = self.missing(by_rank)
         if missing:
             raise JobRefused(500, f"the scheduler gave no schedule for {ranks_in_words(missing)}")
-        self.schedules = found
+        self.schedules = by_rank
         self.results = {}
         self.round += 1
 
@@ -397,12 +397,12 @@ class TrainingJob:
 
     def times(self) -> dict[int, float]:
         """Longest last iteration of a pipeline's ranks, s, where one is known."""
-        found: dict[int, float] = {}
+        times: dict[int, float] = {}
         for number, seen in self.progress.items():
             if seen.time_s is not None:
                 dp_rank = self.ranks[number].dp_rank
-                found[dp_rank] = max(seen.time_s, found.get(dp_rank, 0.0))
-        return found
+                times[dp_rank] = max(seen.time_s, times.get(dp_rank, 0.0))
+        return times
 
     def drifted(self) -> dict[Kind, float] | None:
         """Factors for the profile's times, if the job must be planned again."""
@@ -469,8 +469,8 @@ class TrainingJob:
         now = self.in_force[info.dp_rank] if self.frontier is not None else None
         if now is not None and now.version == report.version:
             return PlanUpdate(version=now.version, at_iteration=now.at_iteration)
-        found = self.schedule(report.rank)
-        if found is None or found.version == report.version:
+        schedule = self.schedule(report.rank)
+        if schedule is None or schedule.version == report.version:
             return PlanUpdate(
                 version=report.version, at_iteration=report.iteration, note=self.planning_error
             )
@@ -479,7 +479,7 @@ class TrainingJob:
         if now is not None and now.at_iteration <= report.iteration + 2 * now.lead + 10:
             at_iteration = now.at_iteration
         return PlanUpdate(
-            version=found.version, at_iteration=at_iteration, frequencies=found.frequencies
+            version=schedule.version, at_iteration=at_iteration, frequencies=schedule.frequencies
         )
 
     # --------------------------------------------------------------------------------------

@@ -176,9 +176,9 @@ class JobManager:
             job = self.job(job_id)
             if job.failure is not None:
                 raise job.failure
-            found = job.schedule(rank)
-            if found is not None:
-                return found
+            schedule = job.schedule(rank)
+            if schedule is not None:
+                return schedule
             if self._closing:
                 raise JobRefused(503, "the server is stopping; try again in a moment")
             self.waiting += 1

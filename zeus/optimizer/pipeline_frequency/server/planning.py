@@ -98,10 +98,10 @@ async def frontier_of(problem: PlanningProblem, points: int | None) -> Frontier:
             f"the planner ended with exit code {process.returncode}; see its messages in the "
             "server's log"
         )
-    found = await asyncio.to_thread(_ANSWER.validate_json, answer)
-    if isinstance(found, str):
-        raise PipelineFrequencyError(found)
-    return found
+    reply = await asyncio.to_thread(_ANSWER.validate_json, answer)
+    if isinstance(reply, str):
+        raise PipelineFrequencyError(reply)
+    return reply
 
 
 _QUESTION = TypeAdapter(tuple[PlanningProblem, int | None])
@@ -114,19 +114,19 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as file:
         os.dup2(2, 1)  # of what a library prints
         problem, points = _QUESTION.validate_json(sys.stdin.buffer.read())
-        found: str | Frontier
+        reply: str | Frontier
         try:
             from zeus.optimizer.pipeline_frequency.planner import Planner
 
-            found = Planner.of(problem).frontier(points)
+            reply = Planner.of(problem).frontier(points)
         except ImportError as error:
-            found = (
+            reply = (
                 f"the planner cannot be imported ({error}); install it beside the server: "
                 'pip install "zeusd[pfo-server]"'
             )
         except PipelineFrequencyError as error:
-            found = error.message
-        file.write(_ANSWER.dump_json(found))
+            reply = error.message
+        file.write(_ANSWER.dump_json(reply))
 
 
 if __name__ == "__main__":

@@ -117,13 +117,13 @@ class JobRecords:
         Raises:
             PipelineFrequencyError: The file is damaged.
         """
-        found: dict[str, dict[str, dict[int, str]]] = {}
+        by_job: dict[str, dict[str, dict[int, str]]] = {}
         path = self._settings.database_path
         with _usable(path), transaction(self._engine, writes=False) as database:
             for job_id, kind, key, body in database.execute(select(_records)):
-                found.setdefault(job_id, {}).setdefault(kind, {})[key] = body
+                by_job.setdefault(job_id, {}).setdefault(kind, {})[key] = body
         jobs: dict[str, TrainingJob] = {}
-        for job_id, texts in found.items():
+        for job_id, texts in by_job.items():
             try:
                 kinds = {
                     kind: {key: _KINDS[kind].validate_json(bodies[key]) for key in sorted(bodies)}

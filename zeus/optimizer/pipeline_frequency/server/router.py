@@ -150,14 +150,14 @@ def _add_reading(app: PFOServer) -> None:
     @app.get("/jobs")
     async def jobs() -> JSONResponse:
         now_s = time.time()
-        found = [views.summary(job, now_s) for job in app.manager.jobs.values()]
-        found.sort(key=lambda one: -one["created_s"])
-        return web.fresh(found)
+        summaries = [views.summary(job, now_s) for job in app.manager.jobs.values()]
+        summaries.sort(key=lambda one: -one["created_s"])
+        return web.fresh(summaries)
 
     @app.get("/jobs/{job_id}")
     async def job(job_id: str) -> JSONResponse:
-        found = views.detail(app.manager.job(job_id), time.time())
-        return web.fresh(found)
+        detail = views.detail(app.manager.job(job_id), time.time())
+        return web.fresh(detail)
 
     @app.get(common.GET_SERVER_INFO_URL)
     async def info() -> dict[str, Any]:

@@ -320,11 +320,11 @@ def choose(frontier: Frontier, choice: Choice) -> tuple[int, str | None]:
     return index, f"no plan is as fast as {limit_s:g} s; this is the fastest, {least_s:.4g} s"
 
 
-def check_stages(found: int, job_info: JobInfo, what: str) -> None:
+def check_stages(stages: int, job_info: JobInfo, what: str) -> None:
     """Raises PipelineFrequencyError if a plan has another number of stages than the job."""
-    if found != job_info.pp_degree:
+    if stages != job_info.pp_degree:
         raise PipelineFrequencyError(
-            f"{what} has {found} stages, but the job has {job_info.pp_degree} (pp_degree); plan "
+            f"{what} has {stages} stages, but the job has {job_info.pp_degree} (pp_degree); plan "
             "for that number of stages"
         )
 

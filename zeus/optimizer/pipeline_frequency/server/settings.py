@@ -57,11 +57,11 @@ class PlanServerSettings(HttpSettings):
         if data.get("scheduler"):
             return data
         path = args.get("solution_path")
-        found: type[FrequencyScheduler] = schedulers.OnlineSolution
+        kind: type[FrequencyScheduler] = schedulers.OnlineSolution
         if isinstance(path, str):
             of_folder = Path(path).is_dir() or path.endswith(".json")
-            found = schedulers.FrontierSolution if of_folder else schedulers.PointSolution
-        return {**data, "scheduler": found}
+            kind = schedulers.FrontierSolution if of_folder else schedulers.PointSolution
+        return {**data, "scheduler": kind}
 
     @field_validator("scheduler", mode="before")
     @classmethod
@@ -111,13 +111,13 @@ def _find(name: str) -> type[FrequencyScheduler]:
     path = name if ":" in name else f"{schedulers.__name__}:{name}"
     module_name, _, attribute = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
+        kind = getattr(importlib.import_module(module_name), attribute, None)
     except ImportError as error:
         raise ValueError(
             f"the scheduler {name} cannot be imported ({error}); name it package.module:Class, and "
             "see that the package is on PYTHONPATH"
         ) from None
-    if not _is_scheduler(found):
+    if not _is_scheduler(kind):
         known = [
             name
             for name, value in vars(schedulers).items()
@@ -127,7 +127,7 @@ def _find(name: str) -> type[FrequencyScheduler]:
             f"{name} is not a FrequencyScheduler; there are {', '.join(known)}, and your own as "
             "package.module:Class"
         )
-    return found
+    return kind
 
 
 def _is_scheduler(value: object) -> TypeGuard[type[FrequencyScheduler]]:

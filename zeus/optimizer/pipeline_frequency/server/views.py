@@ -83,11 +83,11 @@ def pipelines(job: TrainingJob) -> list[dict[str, Any]]:
 
 
 def _ranks(job: TrainingJob, now_s: float) -> list[dict[str, Any]]:
-    found = []
+    ranks = []
     for number in sorted(job.ranks):
         rank, seen = job.ranks[number], job.progress.get(number)
         wanted = job.in_force[rank.dp_rank].version if job.frontier is not None else None
-        found.append(
+        ranks.append(
             {
                 **rank.model_dump(exclude={"available_frequencies"}),
                 "iteration": seen.iteration if seen else None,
@@ -98,7 +98,7 @@ def _ranks(job: TrainingJob, now_s: float) -> list[dict[str, Any]]:
                 "profiled": number in job.profiles,
             }
         )
-    return found
+    return ranks
 
 
 def _frontier(frontier: Frontier) -> dict[str, Any]:
