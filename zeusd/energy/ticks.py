@@ -67,8 +67,8 @@ STEADY_BRACKETS = 8
 
 STEADY_NS = 500 * MS
 TIMED_FACTOR = 3.0
-"""How long predictions are trusted then, and how much longer if the period has been measured: in
-proportion to the grain, as is the time over which it was measured, and at least this."""
+"""How long predictions are trusted then, and how much longer at most once the period has been
+measured: in proportion to the grain, and at least this."""
 
 GUARD_NS = 1 * MS
 TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
@@ -157,7 +157,7 @@ class TickTracker:
         self._silent = 0
         self._passed = 0
         self._anchors: list[tuple[int, float]] = []
-        self._timed = False
+        self._timed = 0
         self._routine = 0
 
     def _read_at(self, t_ns: float, latest_ns: float | None = None) -> None:
@@ -262,8 +262,10 @@ class TickTracker:
         if self._ticks <= SETTLED_TICKS:
             every = 1
         elif self._right >= STEADY_BRACKETS:
-            longer = max(TIMED_FACTOR, self._grain / GRAIN_NS) if self._timed else 1.0
-            trusted = STEADY_NS * longer
+            most = STEADY_NS * max(TIMED_FACTOR, self._grain / GRAIN_NS)
+            # Half as long as it was measured: the dates at both ends are a grain or two uncertain,
+            # and a prediction that is off by more than the guard counts a change too many or few.
+            trusted = max(STEADY_NS, min(most, self._timed * self._period / 2))
             every = max(1, int(trusted / self._period))
         else:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
@@ -347,7 +349,7 @@ class TickTracker:
         self._undated = 0 if narrow else self._undated + 1
         self._passed += count
         if abs(at - due) > REPHASED * self._grain:
-            self._anchors, self._timed = [], False
+            self._anchors, self._timed = [], 0
         if narrow:
             self._time_period(at, (at - due) / count, slop)
         self.period_ns = round(self._period)
@@ -393,9 +395,10 @@ class TickTracker:
                 anchors.append((self._passed, at))
                 del anchors[:-MAX_ANCHORS]
             ticks, since = anchors[0]
-            self._timed = self._passed - ticks >= ANCHOR_TICKS * coarse
+            measured = self._passed - ticks
+            self._timed = measured if measured >= ANCHOR_TICKS * coarse else 0
             if self._timed:
-                self._period = (at - since) / (self._passed - ticks)
+                self._period = (at - since) / measured
         if not self._timed:
             share = 0.3 if slop <= well else 0.3 * (well / slop) ** 2
             self._period += share * error / coarse

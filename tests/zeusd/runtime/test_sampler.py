@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any, TypeAlias, cast
 from unittest.mock import Mock
 
 import pytest
@@ -100,7 +101,7 @@ def test_a_tick_that_nobody_awaits_is_recorded_later_as_it_would_have_been_at_on
         (source,) = node.sources
         read, history = source.read, source.history
         source.read = lambda streamed, _=True: read(streamed, awaited)  # type: ignore[method-assign]  # of one object
-        node.clock.sleep(9.7)
+        node.clock.sleep(9.9)
         recorded = history.ticks.end
         columns = [source.history.ticks.column(one) for one in range(4)]
         assert node.clock() - source.history.ends_ns < 40_000_000
@@ -114,7 +115,7 @@ def test_a_tick_that_nobody_awaits_is_recorded_later_as_it_would_have_been_at_on
     (at_once, all_of_them), (later, some) = rows(True), rows(False)
     assert later == at_once
     assert all_of_them == len(at_once) - 1
-    assert some < all_of_them - 10
+    assert some < all_of_them - 15
 
 
 @pytest.mark.parametrize("kind", ["v100", "a100-sxm-80", "h100"])
@@ -149,7 +150,7 @@ def test_the_energy_of_a_call_that_hung_is_spread_over_its_time(
 
 def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> None:
     node = Sampled("v100:setter_ms=0")
-    node.clock.sleep(9.7)
+    node.clock.sleep(9.9)
     sampler, (source,), (name,) = node.sampler, node.sources, node.sampler.names()
     read = source.read
     node.reported.clear()
@@ -169,7 +170,7 @@ def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> N
 
 def test_the_last_ticks_are_in_the_history_after_a_stop() -> None:
     node = Sampled("v100:setter_ms=0")
-    node.clock.sleep(9.7)
+    node.clock.sleep(9.9)
     history = node.sources[0]._channel._history
     assert node.clock() - history.ends_ns > 100_000_000
     node.sampler.stop()
@@ -469,17 +470,28 @@ def test_the_thread_sleeps_until_something_is_due_or_somebody_waits() -> None:
     reads.stop()
 
 
-def test_a_driver_that_answers_while_its_thread_is_given_up_is_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+Blocked: TypeAlias = "tuple[Sampler, _Blocked, _Blocked]"
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocked]:
+    """A sampler whose only source does not answer, and a source that does."""
     monkeypatch.setattr(sampler, "STUCK_NS", 0)
     reads = Sampler(lambda name: None, lambda name, sample: None)
     stuck, other = _Blocked(), _Blocked()
     other.answers.set()
     reads.add("stuck", cast("Source", stuck))
-    reads.add("other", cast("Source", other))
     reads.start()
     wait_for(lambda: stuck.reads, "the driver to block")
+    yield reads, stuck, other
+    reads.stop()
+
+
+def test_a_driver_that_answers_while_its_thread_is_given_up_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, blocked: Blocked
+) -> None:
+    reads, stuck, other = blocked
+    reads.add("other", cast("Source", other))
 
     def error(*_: object, **__: object) -> None:
         stuck.answers.set()
@@ -488,19 +500,12 @@ def test_a_driver_that_answers_while_its_thread_is_given_up_is_read_again(
     monkeypatch.setattr(sampler.log, "error", error)
     reads.replace_stuck()
     wait_for(lambda: stuck.reads > 2, "the GPU to be read again")
-    reads.stop()
 
 
 def test_a_thread_that_cannot_be_replaced_now_is_replaced_later(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, blocked: Blocked
 ) -> None:
-    monkeypatch.setattr(sampler, "STUCK_NS", 0)
-    reads = Sampler(lambda name: None, lambda name, sample: None)
-    stuck, other = _Blocked(), _Blocked()
-    other.answers.set()
-    reads.add("stuck", cast("Source", stuck))
-    reads.start()
-    wait_for(lambda: stuck.reads, "the driver to block")
+    reads, stuck, other = blocked
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no more threads")))
         with pytest.raises(RuntimeError):
@@ -510,4 +515,3 @@ def test_a_thread_that_cannot_be_replaced_now_is_replaced_later(
     wait_for(lambda: other.reads > 2, "another thread to read")
     stuck.answers.set()
     wait_for(lambda: stuck.reads > 2, "the GPU to be read again")
-    reads.stop()
