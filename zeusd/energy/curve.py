@@ -544,7 +544,9 @@ class EnergyCurve:
         whole = (n for n in within if h.t_ns[n] - self._seen_ns(h, n) >= begin_ns)
         if not paused or paused.issuperset(whole):
             return h
-        rows = [(h.t_ns[0], h.energy_uj[0], h.level_mw[0], h.power_mw[0])]
+        # Nothing is left of the work before a pause that begins no later than the oldest tick.
+        oldest = next(n for n in range(1, len(h.t_ns)) if n not in paused) if 1 in paused else 0
+        rows = [(h.t_ns[0], h.energy_uj[0], h.level_mw[oldest], h.power_mw[0])]
         for number in range(1, len(h.t_ns)):
             t_ns, energy_uj, level_mw = h.t_ns[number], h.energy_uj[number], h.level_mw[number]
             last_ns, last_uj, last_mw, _ = rows[-1]

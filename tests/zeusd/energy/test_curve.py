@@ -304,6 +304,25 @@ def test_steady_work_beside_a_short_pause_is_no_burst(
     assert energy.energy_uj == pytest.approx(500_000 * length_ms, rel=1e-4)
 
 
+@pytest.mark.parametrize("paused", [5, 30])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_pause_that_is_known_misleads_no_work_beside_it(before: bool, paused: int) -> None:
+    """It may be longer than the time around a window that matters."""
+    levels = [310_000] * 8 + [185_000] + [60_000] * paused
+    ends_ms, pause_ms = (600, 850), (850, 900 + 100 * paused)
+    if before:
+        levels = levels[::-1]
+        ends_ms, pause_ms = (pause_ms[1] - 850, pause_ms[1] - 600), (0, pause_ms[1] - 850)
+    curve = curve_of(levels)
+    ends, pause = ((BEGIN + low * MS, BEGIN + high * MS) for low, high in (ends_ms, pause_ms))
+    energy = curve.window(*ends, True, pauses=[pause])
+    assert energy.energy_uj == pytest.approx(310_000 * 250, rel=1e-4)
+    unknown = curve.window(*ends, True)
+    assert 0 < energy.uncertainty_uj <= unknown.uncertainty_uj
+    if (before, paused) == (False, 5):
+        assert 7 * energy.uncertainty_uj < unknown.uncertainty_uj
+
+
 @pytest.mark.parametrize("device", ["a40", "b200", "h100-sxm"])
 def test_the_uncertainty_covers_pauses_that_each_period_has(device: str) -> None:
     """Bursts that are shorter than an update, at equal pauses, look like steady work."""
