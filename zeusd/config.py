@@ -511,7 +511,7 @@ def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
     best_depth = 0
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line)
-        key = re.match(r"\s*([^#=]+)=", line)
+        key = re.match(r"\s*((?:\"[^\"]*\"|'[^']*'|[^#=\"'])+)=", line)
         if header:
             section = _parts(header.group(2))
             if header.group(1) == "[[":

@@ -81,7 +81,7 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
             "[[gpu]]\npower_limit_w = 9\n[[allow]]\npower_limit_w = [0, inf]\n",
             *(4, "[[allow]] 1: power_limit_w.2: "),
         ),
-        ('"a=b" = 1\n', 1, "a=b: zeusd has no such setting"),
+        ('\n"a=b" = 1\n', 2, "a=b: zeusd has no such setting"),
         ("# comment\n\ndaemon . 'sokcet' = '/x'\n", 3, "daemon.sokcet: zeusd has no such"),
         ("[access]\nroot = true\n", 2, "access.root"),
         (
