@@ -331,8 +331,8 @@ def table(rows: Sequence[TuneRow]) -> str:
                 "policy" if row.clock_mhz == POLICY else f"{row.clock_mhz} MHz",
                 row.requests,
                 percent(row.late, ".2"),
-                _number(row.joules_per_token, ".3f"),
-                _number(row.saving, ".1%").replace("%", " %"),
+                "-" if math.isnan(row.joules_per_token) else f"{row.joules_per_token:.3f}",
+                "-" if math.isnan(row.saving) else percent(row.saving),
                 f"{1e3 * row.ttft_p99_s:.0f} ms",
                 f"{1e3 * row.tpot_p99_s:.1f} ms",
                 "<- lowest that holds" if row.best else "",
@@ -384,7 +384,3 @@ def plot(rows: Sequence[TuneRow], path: Path, ttft_s: float, tpot_s: float) -> N
                     panel.axhline(scale * getattr(row, name), color=color, linestyle="--")
     panels[0].legend(fontsize="small")
     figure.savefig(path)
-
-
-def _number(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
