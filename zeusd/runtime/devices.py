@@ -196,7 +196,7 @@ _NAMED = (
     *(Control.POWER_LIMIT, Control.GPU_CLOCKS),
     *(Control.MEMORY_CLOCKS, Control.PERSISTENCE_MODE),
 )
-"""Controls with a field in `GpuSupport`, which predates `GpuInfo.controls`."""
+"""Controls with a field in `GpuSupport`."""
 
 
 class DeviceFinder:

@@ -23,13 +23,14 @@ class Job:
 
     Attributes:
         seed: For the noise.
-        noise: How much steps vary.
-        unit_s: Time of a step at the highest limit.
-        draws_w: What it draws by itself.
-        steep: How much a limit below that costs in time.
-        start: How much slower the first 25 steps are.
-        drift: How much slower it gets as it warms up.
-        interruption_s: How long one of the first 100 steps stands still.
+        noise: Standard deviation of the logarithm of a step's time.
+        unit_s: Time of a step at the highest limit, s.
+        draws_w: What it draws by itself, W.
+        steep: Time that a limit below that costs: the factor's logarithm, by the square of the
+            limit's.
+        start: By what share the first 25 steps are slower.
+        drift: By what share it gets slower, and draws more, as it warms up.
+        interruption_s: How long one of the first 100 steps stands still, s.
     """
 
     seed: int
