@@ -740,6 +740,8 @@ def test_without_a_daemon_the_sampler_runs_here_and_streams(tmp_path: Path) -> N
     try:
         first, second = (gpu.uuid for gpu in client.node().gpus)
         with client.stream(first) as stream:
+            with client.stream(first) as another:
+                assert next(iter(another)).gpu == first
             samples = list(itertools.islice(stream, 30))
         assert {sample.gpu for sample in samples} == {first}
         numbers = [sample.number for sample in samples]

@@ -43,7 +43,7 @@ def write(tmp_path: Path, text: str) -> str:
 
 def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
     config = load(write(tmp_path, GOOD))
-    assert config.daemon.socket_mode == "0666"
+    assert (config.daemon.socket_mode, config.daemon.stop_timeout_s) == ("0666", 10)
     policy = config.settings().site
     assert policy.restore_power == "device-default"
     assert policy.rules[0].targets[Control.POWER_LIMIT] == (250_500,)

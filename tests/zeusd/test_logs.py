@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from zeusd.logs import AUDIT, EVERY_S, MOST, Repeats
+from zeusd.logs import AUDIT, EVERY_S, MOST, Repeats, configure
 
 NOW_S = [1000.0]
 
@@ -68,6 +71,24 @@ def test_what_cannot_be_formatted_is_the_handlers_trouble(kept: Kept) -> None:
 
     logging.getLogger("zeusd.test").warning("a field", extra={"odd": Odd()})
     assert len(kept.records) == 1
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_line_has_its_time_level_and_fields(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(logging, "basicConfig", lambda **given: options.update(given))
+    configure("info", form)
+    (handler,) = options["handlers"]
+    record = logging.makeLogRecord({"name": "zeusd", "msg": "it is full", "created": 3661.0})
+    record.__dict__ |= {"levelname": "ERROR", "event": "journal_failed", "gpu": "GPU-0", "msecs": 5}
+    line = handler.format(record)
+    if form == "text":
+        clock = time.strftime("%H:%M:%S", time.localtime(3661))
+        assert line == f"{clock} error   it is full [journal_failed] gpu=GPU-0"
+    else:
+        said = {"level": "error", "logger": "zeusd", "message": "it is full"}
+        fields = {"event": "journal_failed", "gpu": "GPU-0"}
+        assert json.loads(line) == {"time": "1970-01-01T01:01:01.005Z", **said, **fields}
 
 
 def test_records_that_differ_and_audit_records_are_all_logged(kept: Kept) -> None:

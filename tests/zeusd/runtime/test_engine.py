@@ -217,3 +217,7 @@ def test_an_exit_does_not_wait_for_a_driver_that_is_gone(
         assert nvml.power_limit_mw(0) == 250_000
     else:
         assert [150_000] in disk.entries()[key]["values"], "for the next engine"
+        nvml.clear_faults()
+        node = OpenedNode(nvml, None, lambda: None)
+        with embed.connect(node, state_dir=str(tmp_path / "state")) as client:
+            wait_for(lambda: client.state(gpu)[gpu].power_limit_mw == 250_000, "the restore")

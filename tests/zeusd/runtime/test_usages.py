@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,7 @@ from zeusd.core.model import Failure
 from zeusd.ledger import schema
 from zeusd.ledger.usage import Reader, UsageAnswer
 from zeusd.runtime import usages
-from zeusd.runtime.accounting import ENDING, Accounting
+from zeusd.runtime.accounting import ENDING, FOLDER, Accounting
 from zeusd.runtime.usages import BUSY, MAX_WAITING
 
 FLOODER, HONEST = 1001, 1002
@@ -78,6 +80,23 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     yield made
     made.end.set()
     accounting.stop()
+
+
+def test_a_ledger_that_cannot_be_opened_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count(0.0, 9.99).__next__)
+    monkeypatch.setattr("zeusd.runtime.accounting.time", clock)
+    (tmp_path / FOLDER).touch()
+    ledger = Ledger(Accounting(str(tmp_path), "boot", lambda: ["GPU-0"], lambda _: None))
+    ticket = ledger.allocate()
+    ledger.accounting.start()
+    answered, refused = ledger.answer()
+    assert (answered, refused.code) == (ticket, ErrorCode.LEDGER_FAILED)
+    (tmp_path / FOLDER).unlink()
+    answers = (ledger.answer()[1] for _ in iter(ledger.allocate, None))
+    wait_for(lambda: isinstance(next(answers), replies.EmptyResult), "the ledger to open")
+    ledger.accounting.stop()
 
 
 def test_neither_writes_nor_other_users_wait_for_a_long_query(ledger: Ledger) -> None:

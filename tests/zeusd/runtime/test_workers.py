@@ -111,6 +111,10 @@ def test_limits_and_failures(worker: Worker) -> None:
     failure = refused.trouble
     assert failure.outcome is CallOutcome.INVALID
     assert failure.details["device_code"] == 2
+    for call in ("sensors", "power_limit_mw", "gpu_clock_mhz", "temperature_c"):
+        worker.nvml.inject(0, call, code=15)
+    state = worker.ask(Read(5, "GPU-x", ReadingMade.STATE))
+    assert "fallen off the bus (NVML 15)" in state.failure
 
 
 @pytest.mark.parametrize(

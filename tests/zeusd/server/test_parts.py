@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import socket
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION
-from zeusd.server import decoding
+from zeusd.server import decoding, visibility
 from zeusd.server.decoding import Invalid, decode
 from zeusd.server.reports import EVERY_NS, Reports
 from zeusd.server.subuids import READ_NS, SubordinateUids
@@ -176,9 +177,15 @@ def test_omitted_log_lines_are_reported_when_the_minute_is_over(
     assert caplog.records[1].event == "protocol_error"
 
 
-def test_the_offset_of_a_time_namespace_is_known() -> None:
+def test_the_offset_of_a_time_namespace_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert monotonic_offset_s("self") == monotonic_offset_s(os.getpid())
     assert monotonic_offset_s(2**22 + 5) == 0.0, "a process that is gone has none"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert visibility.unusable(ours) is None
+        offset_s = monotonic_offset_s(os.getpid()) - 0.002
+        monkeypatch.setattr(visibility, "monotonic_offset_s", lambda pid: offset_s)
+        assert "0.002 s behind zeusd's" in visibility.unusable(ours).message
 
 
 def test_validators_are_built_with_what_the_oldest_pydantic_has(

@@ -332,12 +332,13 @@ def test_a_request_counts_by_the_time_that_it_takes(tmp_path: Path) -> None:
             assert running.users()[0].limited_ns > limited_ns + 100_000_000
 
 
-def test_a_client_that_does_not_read_is_not_read_until_it_does(running: Running) -> None:
+def test_a_client_that_does_not_read_is_not_read_until_it_does(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     running.echo.payload = bytes(100_000)
     with shaken(running.path) as stream:
         stream.sendall(b"".join(frame(ask(number)) for number in range(50)))
-        wait_for(lambda: running.echo.asked, "the first request to be read")
-        time.sleep(0.1)  # time to read more, if it did
+        wait_for(lambda: "does not read what it asked for" in caplog.text, "the report")
         assert len(running.echo.asked) < 10
         for number in range(50):
             assert msgpack.unpackb(message(stream))["id"] == number
@@ -553,12 +554,16 @@ def test_descriptors_in_a_message_stop_nothing(
 def test_a_client_sees_the_end_before_its_descriptors_are_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # it waits for another
+    started: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.settimeout(TIMEOUT_S)
-        descriptors.Closer(lambda token: None).close(ours)
+        closer = descriptors.Closer(lambda token: None)
+        closer.close(ours)
         assert theirs.recv(1) == b""
+        closer.close(theirs)
+    assert len(started) == 2, "one waits while the other closes"
 
 
 def test_reading_by_peeking_loses_nothing() -> None:
