@@ -252,11 +252,11 @@ class Accountant:
                     share_ns = ns * charge.ns // (part.end_ns - part.begin_ns)
                     place = bucket, charge.account, cause
                     slowed[place] = slowed.get(place, 0) + share_ns
-                found = present.get(charge.account)
-                if found is None or not self._has_room(bucket, found):
+                charged = present.get(charge.account)
+                if charged is None or not self._has_room(bucket, charged):
                     continue
                 divided.setdefault(key, ChargeRow()).add(charge)
-                for process, share in divide(charge, found, *uses):
+                for process, share in divide(charge, charged, *uses):
                     detail = ProcessKey(bucket, charge.account, process, share.method)
                     processes.setdefault(detail, ChargeRow()).add(share, part)
         edges = [begin_ns, *borders, until_ns]
@@ -311,27 +311,27 @@ def _pieces(
 
 def _processes(active: Iterable[FactSpan]) -> dict[Account, list[ChargedProcess]]:
     """Processes of the charged accounts; empty if a job or pod holds the GPU."""
-    found: dict[Account, list[ChargedProcess]] = {}
+    by_account: dict[Account, list[ChargedProcess]] = {}
     for span in active:
         if span.fact is Fact.HOLDER:
             return {}
         if span.fact is Fact.PRESENT and span.claim is not None and span.process is not None:
-            found.setdefault(span.claim.account, []).append(span.process)
-    return found
+            by_account.setdefault(span.claim.account, []).append(span.process)
+    return by_account
 
 
 def _uses(active: Iterable[FactSpan], fact: Fact) -> dict[ChargedProcess, int]:
     """Use by process, or the sizes of their instances."""
-    found: dict[ChargedProcess, int] = {}
+    weights: dict[ChargedProcess, int] = {}
     for span in active:
         if span.fact is fact and span.claim is not None and span.process is not None:
-            found[span.process] = found.get(span.process, 0) + span.claim.weight
-    return found
+            weights[span.process] = weights.get(span.process, 0) + span.claim.weight
+    return weights
 
 
 def _situation(active: Iterable[FactSpan], idle_uw: int) -> Situation:
     spans = [*active]
-    found = {span.fact for span in spans}
+    facts = {span.fact for span in spans}
 
     def claims(fact: Fact) -> list[Claim]:
         return [span.claim for span in spans if span.fact is fact and span.claim is not None]
@@ -345,8 +345,8 @@ def _situation(active: Iterable[FactSpan], idle_uw: int) -> Situation:
         used=claims(Fact.USED),
         slices=claims(Fact.SLICES),
         idle_uw=idle_uw,
-        listed=Fact.LISTED in found,
-        idle=Fact.IDLE in found,
+        listed=Fact.LISTED in facts,
+        idle=Fact.IDLE in facts,
         unknown=reason(Fact.UNKNOWN),
         excluded=reason(Fact.EXCLUDED),
     )

@@ -231,13 +231,13 @@ class EnergyCurve:
         pauses: Sequence[tuple[int, int]],
     ) -> WindowEnergy:
         """Energy between two instants, with the ticks in pauses or without: the more certain."""
-        found = self._around(h, begin_ns, end_ns, first, last, aligned, joins)
+        around = self._around(h, begin_ns, end_ns, first, last, aligned, joins)
         work = self._at_work(h, begin_ns, end_ns, pauses) if aligned and pauses else h
         if work is h:
-            return found
+            return around
         first, last = bisect_left(work.t_ns, begin_ns), bisect_left(work.t_ns, end_ns)
         other = self._around(work, begin_ns, end_ns, first, last, aligned, joins)
-        return min(found, other, key=itemgetter(1))
+        return min(around, other, key=itemgetter(1))
 
     def _around(
         self,

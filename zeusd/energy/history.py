@@ -201,7 +201,7 @@ class History:
         times = ring.column(0)
         number = times.first_at_least(start_ns, ring.start, ring.end)
         while number < ring.end and limit > 0 and times[number] <= end_ns:
-            found = value(ring, number)
-            yield times[number], found
-            limit -= found is not None
+            reading = value(ring, number)
+            yield times[number], reading
+            limit -= reading is not None
             number += 1

@@ -188,14 +188,14 @@ def split(energy_uj: int, ns: int, situation: Situation) -> list[Charge]:
 
 def _merged(claims: Iterable[Claim]) -> list[Claim]:
     """One claim for each account, in a fixed order, without claims of weight 0 beside others."""
-    found: dict[Account, Claim] = {}
+    by_account: dict[Account, Claim] = {}
     for claim in claims:
-        known = found.get(claim.account)
+        known = by_account.get(claim.account)
         if known is not None:
             of = max(claim.of, known.of)
             claim = Claim(claim.account, claim.weight + known.weight, of)
-        found[claim.account] = claim
-    merged = [found[account] for account in sorted(found)]
+        by_account[claim.account] = claim
+    merged = [by_account[account] for account in sorted(by_account)]
     return [claim for claim in merged if claim.weight] or merged
 
 
@@ -214,9 +214,9 @@ def _basis(
         (Method.UTILIZATION, situation.used),
         (Method.SLICES, situation.slices),
     ):
-        found = [claim for claim in weights if claim.account in known and claim.weight]
-        if found:
-            return method, _merged(found)
+        weighted = [claim for claim in weights if claim.account in known and claim.weight]
+        if weighted:
+            return method, _merged(weighted)
     return default, claims
 
 
@@ -306,8 +306,8 @@ def divide(
     if len(present) == 1:
         return [(present[0], charge)]
     method, weights, users = Method.EQUAL, [1] * len(present), len(present)
-    for basis, found in ((Method.UTILIZATION, used), (Method.SLICES, slices)):
-        known = [found.get(one, 0) for one in present]
+    for basis, uses in ((Method.UTILIZATION, used), (Method.SLICES, slices)):
+        known = [uses.get(one, 0) for one in present]
         if any(known):
             method, weights, users = basis, known, len([one for one in known if one])
             break

@@ -186,13 +186,13 @@ class Sampling:
 
     def describe(self) -> list[SourceState]:
         """The last reading of each device."""
-        found: list[SourceState] = []
+        states: list[SourceState] = []
         for name in self.sampler.names():
             source = self.sampler.find(name)
             last = None if source is None else source.history.last()
             if source is not None and last is not None:
                 edge, _ = last
-                found.append(
+                states.append(
                     SourceState(
                         source=name,
                         energy_uj=edge.energy_uj,
@@ -202,18 +202,18 @@ class Sampling:
                         limited_ns=source.history.limited.counted_ns,
                     )
                 )
-        return found
+        return states
 
     @property
     def troubles(self) -> list[OpenFailure]:
         """Of each device that is not sampled, although it has a sensor."""
-        found = []
+        failures = []
         for name, ends_ns, why in self.sampler.overdue():
             if name not in self._blind:
                 since_ns = time.monotonic_ns() - (self._clock_ns() - ends_ns)
-                found.append(trouble := OpenFailure("sampling", name, since_ns))
+                failures.append(trouble := OpenFailure("sampling", name, since_ns))
                 trouble.reading_failed(why, f"no new samples of {name}")
-        return found
+        return failures
 
     def look_up(self, look_up: LookUp) -> None:
         """Passes on a query about the past."""

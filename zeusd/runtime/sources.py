@@ -216,14 +216,14 @@ class GpuSource:
     def _samples(self, since_ns: int) -> list[tuple[int, int]] | None:
         """The driver's newest samples of power; None: it has none that can be used."""
         try:
-            found = self._nvml.power_samples(self._handle, since_ns)
+            samples = self._nvml.power_samples(self._handle, since_ns)
         except DeviceError as error:
             if error.outcome not in (CallOutcome.UNSUPPORTED, CallOutcome.INVALID):
                 raise
-            found = []
-        if since_ns or tiles(found):
-            return found
-        if not found or len(found) >= FEW:
+            samples = []
+        if since_ns or tiles(samples):
+            return samples
+        if not samples or len(samples) >= FEW:
             self._channel.sampled_ns = None
         return None
 
@@ -264,15 +264,15 @@ class GpuSource:
         """How long its clocks were limited between two times, ns, by cause."""
         changes = [*self._authors]
         since = [(begin_ns, None), *(change for change in changes if change[0] < end_ns)]
-        found: dict[str, int] = {}
+        by_reason: dict[str, int] = {}
         for (first_ns, set_by), (last_ns, _) in pairwise([*since, (end_ns, None)]):
             if last_ns <= begin_ns:
                 continue
             for reason, ms in self._channel.limited.window(max(begin_ns, first_ns), last_ns):
                 if ms:
                     name = cause(reason, set_by)
-                    found[name] = found.get(name, 0) + ms * 1_000_000
-        return found
+                    by_reason[name] = by_reason.get(name, 0) + ms * 1_000_000
+        return by_reason
 
     def _optional(self, call: Callable[[Handle], int], bits: int = 15) -> int | None:
         """A value; None: not offered, or impossible, of more bits than the history keeps."""

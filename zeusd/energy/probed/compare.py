@@ -45,12 +45,12 @@ def _fixed(gpu: ProbedGpu, model: DeviceModel) -> Iterator[ProbedComparison]:
     yield _exact("memory", model.memory_mib, gpu.memory_mib, "MiB")
     limits = gpu.power_limits
     names = ("smallest power limit", "default power limit", "largest power limit")
-    found = (
+    limits_w = (
         (None, None, None)
         if limits is None
         else (limits.smallest_w, limits.default_w, limits.largest_w)
     )
-    for name, table, value in zip(names, model.power_limits_w, found, strict=True):
+    for name, table, value in zip(names, model.power_limits_w, limits_w, strict=True):
         yield _exact(name, float(table), value, "W")
     memory = [clocks.memory_mhz for clocks in gpu.clocks]
     yield _exact("memory clocks", _clocks(model.memory_clocks_mhz), _clocks(memory))
@@ -89,8 +89,8 @@ def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[ProbedComparison]:
         if period.phase_ms is None:  # measured when it is read, up to a slow reading later
             slack_ms = max(slack_ms, 2 * gpu.sensors[name].reading_gap_ms)
         agrees = off <= slack_ms
-        found = f"{period.period_ms:.4g} ms"
-        yield ProbedComparison(quantity, table, found, "ok" if agrees else "differs")
+        period_text = f"{period.period_ms:.4g} ms"
+        yield ProbedComparison(quantity, table, period_text, "ok" if agrees else "differs")
     yield _window(gpu, model, power)
     if power is not None:
         yield _idle(gpu, model, power)
@@ -124,17 +124,17 @@ def _idle(gpu: ProbedGpu, model: DeviceModel, power: str) -> ProbedComparison:
 def _exact(
     quantity: str,
     table: float | str,
-    found: float | str | None,
+    probed: float | str | None,
     unit: str = "",
     same: bool | None = None,
 ) -> ProbedComparison:
     def text(value: float | str) -> str:
         return f"{value:g} {unit}".strip() if isinstance(value, int | float) else value
 
-    if found is None or found == "":
+    if probed is None or probed == "":
         return ProbedComparison(quantity, text(table), "none", "not supported")
-    agrees = table == found if same is None else same
-    return ProbedComparison(quantity, text(table), text(found), "ok" if agrees else "differs")
+    agrees = table == probed if same is None else same
+    return ProbedComparison(quantity, text(table), text(probed), "ok" if agrees else "differs")
 
 
 def _yes(value: bool) -> str:

@@ -15,8 +15,8 @@ ABOVE_LIMIT = 1.5
 
 def find_doubts(gpu: ProbedGpu) -> list[Doubt]:
     """Yields all doubts about one GPU's answers."""
-    found = [*_limits(gpu), *_power(gpu), *_counter(gpu), *_rest(gpu)]
-    return [Doubt(subject, text) for subject, text in found]
+    doubts = [*_limits(gpu), *_power(gpu), *_counter(gpu), *_rest(gpu)]
+    return [Doubt(subject, text) for subject, text in doubts]
 
 
 def _limits(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:

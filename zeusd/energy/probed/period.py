@@ -121,13 +121,13 @@ def _widest(lattice: _Lattice, times: Sequence[float], weights: Sequence[float])
 def _candidates(times: Sequence[float]) -> list[float]:
     """Possible spacings, largest first."""
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
-    found = []
+    periods = []
     for quantile in _QUANTILES:
         gap = gaps[int(quantile * (len(gaps) - 1))]
         alike = [other for other in gaps if abs(other - gap) <= 0.15 * gap]
         if alike:
-            found += [sum(alike) / len(alike) / fraction for fraction in _FRACTIONS]
-    return sorted(found, reverse=True)
+            periods += [sum(alike) / len(alike) / fraction for fraction in _FRACTIONS]
+    return sorted(periods, reverse=True)
 
 
 def _refine(times: Sequence[float], weights: Sequence[float], spacing: float) -> _Lattice | None:

@@ -73,11 +73,11 @@ class Bursts:
 
     def loaded_ns(self, times_ns: Sequence[float]) -> list[float]:
         """Time under load until each instant."""
-        found = []
+        loads_ns = []
         for t_ns in times_ns:
             total, edge_ns, runs = self._since[bisect.bisect_right(self._edges, t_ns)]
-            found.append(total + runs * (t_ns - edge_ns))
-        return found
+            loads_ns.append(total + runs * (t_ns - edge_ns))
+        return loads_ns
 
 
 def find_window(
