@@ -180,7 +180,29 @@ def test_modules_are_named_after_the_glossary() -> None:
 @pytest.mark.parametrize("room", NAMED)
 def test_an_item_of_a_plural_has_the_singular_for_its_name(room: str) -> None:
     assert _UNNAMED.search("sum(one.gpus for one in self.leases)")
-    assert [found for path in (ROOT / room).rglob("*.py") for found in _found(path, _UNNAMED)] == []
+    assert [text for path in (ROOT / room).rglob("*.py") for text in _found(path, _UNNAMED)] == []
+
+
+def _bound(source: str, local: str) -> list[int]:
+    """Lines that bind a local name, or take it as a parameter; a field of a class is not local."""
+    nodes = [*ast.walk(ast.parse(source))]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    fields = {one.target for node in classes for one in node.body if isinstance(one, ast.AnnAssign)}
+    names = {node for node in nodes if isinstance(node, ast.Name) and node.id == local} - fields
+    taken = [node.lineno for node in nodes if isinstance(node, ast.arg) and node.arg == local]
+    return taken + [node.lineno for node in names if isinstance(node.ctx, ast.Store)]
+
+
+def test_a_local_name_is_a_noun() -> None:
+    planted = (
+        "if one := 1: 1\ndef f(one): 1\nfor a, one in b: 1\nwith a as one: 1\n{a for one in b}"
+    )
+    assert sorted(_bound(planted, "one")) == [1, 2, 3, 4, 5]
+    assert _bound("class Check:\n    one: str = f(one=one)", "one") == []
+    sources = {path: path.read_text(encoding="utf-8") for path in modules()}
+    assert [
+        path for path, text in sources.items() if "found" in text and _bound(text, "found")
+    ] == []
 
 
 def test_no_two_classes_of_a_package_have_the_same_name() -> None:
