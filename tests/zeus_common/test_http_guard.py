@@ -114,6 +114,7 @@ def test_a_host_with_many_connections_refuses_those_of_others_nothing(
     held[-1].settimeout(TIMEOUT_S)
     assert held[-1].recv(1) == b"", "its own are refused"
     monkeypatch.setattr(http_guard, "_host", lambda address: b"another")
+    held.append(socket.create_connection(("127.0.0.1", server.server_port)))
     assert get(server) == (200, "/metrics")
     for one in held:
         one.close()
