@@ -662,7 +662,9 @@ def test_a_bug_is_reported_without_a_traceback(ctl: Ctl, monkeypatch: pytest.Mon
     assert parse(said.out)["code"] == "internal"
 
 
-def test_every_verb_has_help_that_says_enough_and_every_exit_code_a_meaning(ctl: Ctl) -> None:
+def test_every_verb_has_help_that_says_enough_and_every_exit_code_a_meaning(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert set(MEANINGS) == set(Exit)
     overview = ctl("--help").out
     for verb in VERBS:
@@ -672,6 +674,12 @@ def test_every_verb_has_help_that_says_enough_and_every_exit_code_a_meaning(ctl:
         summary = next(line for line in overview.splitlines() if line.startswith(f"  {verb} "))
         assert not summary.endswith("..."), f"{summary!r} is cut short on a terminal of 80 columns"
         assert summary.split(None, 1)[1] in " ".join(said.out.split())
+    viewer = tmp_path / "man"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for source, part in (('cat "$2"', ".SH SYNOPSIS"), ("exit 3", "Usage: zeusctl set")):
+        viewer.write_text(f"#!/bin/sh\n{source}\n")
+        viewer.chmod(0o755)
+        assert part in ctl("man", "set").out
 
 
 def test_help_and_completion_import_nothing_heavy(daemon: RunningDaemon) -> None:
@@ -712,7 +720,9 @@ def test_an_ordinary_user_reads_and_learns_what_is_denied(tmp_path: Path) -> Non
             assert other.code == Exit.DENIED
             assert f"nothing released: process {os.getpid()} belongs to root" in other.err
             client.persist(uuid, ["power_limit"])
-            (persistent,) = as_nobody_says(node, ("reset", "0"))
+            clocks = ("reset", "0", "-c", "gpu_clocks")
+            persistent, other_control = as_nobody_says(node, ("reset", "0"), clocks)
+            assert (other_control.code, persistent.out) == (0, "")
             assert persistent.code == Exit.DENIED
             assert persistent.err == (
                 "zeusctl: GPU 0: power_limit is persistent; only administrators may reset others' "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.zeusctl.conftest import Ctl, spawn
 from tests.zeusctl.probe.stand_in import NotedLoad
 from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.controls import Control
+from zeusctl.cli import main
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import _all_taken, clock_ranges, power_limits, rounding
 from zeusctl.exercise.report import SetTrial, ValueRounding
@@ -198,10 +200,53 @@ def test_values_outside_a_range_are_its_neighbours_and_pairs_the_wrong_way_round
     assert [1380, 135] in outside.values(Control.GPU_CLOCKS, [[1380, 1380], [135, 135]])
 
 
-def test_a_simulated_node_says_that_no_driver_was_asked(ctl: Ctl) -> None:
-    said = ctl("exercise", "1", "--yes")
-    assert "the driver was not asked about values outside its ranges" in said.out
-    assert said.out.count("the GPUs are simulated") == 1
+B200 = """\
+Exercise of simulated GPUs, driver 595.58.03: NOW, N s
+
+GPU 0: NVIDIA B200
+  power_limit: 18 values, 16 accepted; a set takes N ms (longest N ms)
+    199 W: out_of_range
+    1001 W: out_of_range
+  gpu_clocks: 5 values, 5 accepted; a set takes N ms (longest N ms)
+  memory_clocks: 1 value, 1 accepted; a set takes N ms (longest N ms)
+  persistence_mode: 3 values, 3 accepted; a set takes N ms (longest N ms)
+  power_profile: 10 values, 10 accepted; a set takes N ms (longest N ms)
+  power limits are taken exactly
+  power_limit 200 W shows under load after N ms
+  gpu_clocks 1050 MHz shows under load after N ms
+  OK      every value of power_limit within its range is accepted: 16 of 16
+  OK      a power limit of 199 W is refused and changes nothing: refused (out_of_range)
+  OK      a power limit of 1001 W is refused and changes nothing: refused (out_of_range)
+  OK      every value of gpu_clocks within its range is accepted: 5 of 5
+  OK      every value of memory_clocks within its range is accepted: 1 of 1
+  OK      every value of persistence_mode within its range is accepted: 3 of 3
+  OK      every value of power_profile within its range is accepted: 10 of 10
+  OK      limit and clocks hold together, power_limit first: the limit reads 200000 mW
+  OK      limit and clocks hold together, gpu_clocks first: the limit reads 200000 mW
+  OK      a power limit survives persistence mode off: it reads 600000 mW
+
+  the driver was not asked about values outside its ranges (zeusd refuses them): the GPUs are simulated
+  OK      the power limit of GPU 0 is restored when its holder is killed: restored after N ms
+  OK      GPU 0 is left as it was found: everything that can be read is as it was
+
+wrote zeus-exercise.json
+"""  # noqa: E501
+
+
+def test_the_page_names_every_value_check_and_reason(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running_daemon("--simulate", "1xb200", gpus=1) as daemon:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+        with pytest.raises(SystemExit) as ended:
+            main(["exercise", "0", "--yes"])
+    said = capfd.readouterr()
+    assert ended.value.code == Exit.OK
+    assert re.sub(r"\b\d+( m?s\b)|\d{4}-\S+(?=,)", r"N\1", said.out).replace("N,", "NOW,") == B200
+    assert said.err.splitlines() == [
+        "GPU 0: 5 controls through the range",
+        "GPU 0: SIGKILL to a process that holds the power limit",
+    ]
 
 
 @pytest.fixture
@@ -223,8 +268,6 @@ def test_zeusd_is_killed_and_the_stand_in_is_unchanged(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from zeusctl.cli import main
-
     daemon, double = site
     monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
     for name, value in double.env.items():
