@@ -28,6 +28,7 @@ class Served(web.Application):
             return sum(numbers)
 
     def authorize(self, request: Request) -> None:
+        web.of_this_site(request)
         web.check_token(request, ["secret"], "TOKEN")
 
 
@@ -70,8 +71,14 @@ def test_nothing_is_read_of_a_request_that_may_not_ask() -> None:
     assert post(body) == (200, 20_000, len(body))
     assert post(body, token="wrong")[0::2] == (401, 0)
     assert post(body, host="rebound.example:8000")[0::2] == (403, 0)
-    assert post(body, content_length=str(10**30))[0::2] == (413, 0)
+    too_large = {"detail": "a request has at most 200000 bytes"}
+    assert post(body, content_length=str(10**30)) == (413, too_large, 0)
+    assert post(body, content_length=str(200_000))[0] == 200
     assert post(b" " * 300_000)[0] == 413
+    for site, status in (("same-origin", 200), ("same-site", 403), ("cross-site", 403)):
+        assert post(body, sec_fetch_site=site)[0::2] == (status, len(body) * (status == 200))
+    for origin, status in (("http://localhost", 200), ("http://localhost:81", 403), ("null", 403)):
+        assert post(body, origin=origin)[0] == status
 
 
 def test_a_page_runs_nothing_but_its_own_scripts() -> None:
@@ -81,6 +88,10 @@ def test_a_page_runs_nothing_but_its_own_scripts() -> None:
         _, _, rest = bytes(answer.body).partition(f"<{tag}>".encode())
         digest = hashlib.sha256(rest.partition(f"</{tag}>".encode())[0]).digest()
         assert f"{kind} 'sha256-{base64.b64encode(digest).decode()}'" in policy
+    assert policy.startswith("default-src 'none'; connect-src 'self'; script-src ")
+    assert policy.endswith("; form-action 'none'; frame-ancestors 'none'")
+    names = ("referrer-policy", "x-content-type-options", "cache-control")
+    assert [answer.headers[name] for name in names] == ["no-referrer", "nosniff", "no-cache"]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +108,8 @@ def test_only_a_whole_number_is_one(body: bytes) -> None:
     status, reply, _ = post(body)
     assert (status, reply["detail"]) == (422, "1: Input should be a valid integer")
     assert post(b"\xef\xbb\xbf[1, 2]")[:2] == (200, 3)
+    several = post(b"[true, true, true, true]")[1]["detail"]
+    assert several == "; ".join(f"{place}: Input should be a valid integer" for place in range(3))
 
 
 def test_no_endpoint_reads_a_body_in_another_way() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support import free_port, wait_for
@@ -22,6 +23,7 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.http import HttpTrials
+from zeus.utils.http import detail
 
 TOKEN = "a secret"
 
@@ -100,6 +102,14 @@ def refused(status: int, ask: Any, *arguments: Any) -> str:
     assert error.value.status == status
     assert "\n" not in error.value.message
     return error.value.message
+
+
+def test_a_list_of_faults_is_one_line() -> None:
+    faults = [{"loc": ["body", "jobs", 0], "msg": "Field\n required"}, {"msg": "wrong"}, "other"]
+    assert detail(httpx.Response(422, json={"detail": faults})) == (
+        "jobs.0: Field required; wrong; other"
+    )
+    assert detail(httpx.Response(502, text="bad " * 200)) == ("bad " * 125)[:500]
 
 
 def test_refusals_say_why(trials: Trials, server: RunningServer) -> None:
