@@ -416,8 +416,17 @@ def test_gpus_reports_and_after_two_dashes_commands_are_completed(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
     complete = ShellComplete(cli, {}, "zeusctl", "_ZEUSCTL_COMPLETE")
-    for words, wanted in (("audit --gpus", {"all", "0", "3"}), ("schema", {"status", "leases"})):
-        assert wanted <= {one.value for one in complete.get_completions(words.split(), "")}
+    with daemon.client() as client:
+        uuids = [gpu.uuid for gpu in client.node().gpus]
+    for words, begun, wanted in (
+        ("audit --gpus", "", ["all", "0", "1", "2", "3"]),
+        ("audit --gpus", "1,", ["1,0", "1,1", "1,2", "1,3"]),
+        ("audit --gpus", "gpu-", uuids),
+        ("schema", "le", ["leases"]),
+        ("man", "re", ["receipt", "record", "release", "reset", "resume"]),
+    ):
+        found = complete.get_completions(words.split(), begun)
+        assert sorted(one.value for one in found) == sorted(wanted)
     for words in (["set", "0", "--"], ["measure", "--"]):
         found = complete.get_completions(words, "zeust")
         program, path = [(one.value, one.type) for one in found]

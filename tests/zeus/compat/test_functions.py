@@ -194,7 +194,8 @@ def test_a_monitors_file_can_be_replayed(node: VirtualNode, tmp_path: Path) -> N
     node.clock.sleep(1)
     monitor.flush()
     replay = ReplayZeusMonitor(log_file=path)
-    assert replay.gpu_indices == [0]
+    assert replay.gpu_indices == replay.nvml_gpu_indices == [0]
+    assert replay.cpu_indices == []
     replay.begin_window("epoch")
     replay.begin_window("step, one")
     assert replay.ongoing_windows == ["epoch", "step, one"]
@@ -238,6 +239,8 @@ def test_energy_of_a_power_log(tmp_path: Path) -> None:
     # Power grows by 1 W each second, from 0 to 10 W.
     assert energy(path) == pytest.approx(50)
     assert avg_power(str(path)) == pytest.approx(5)
+    assert energy(path, start=0) == pytest.approx(50)
+    assert energy(path, end=2) == energy(path, start=0, end=2) == pytest.approx(2)
     assert energy(path, start=2, end=4) == pytest.approx(6)
     assert energy(path, start=-2) == pytest.approx(18)
     assert avg_power(path, end=-8) == pytest.approx(1)
@@ -246,6 +249,9 @@ def test_energy_of_a_power_log(tmp_path: Path) -> None:
     path.write_text("start_time,window_name\n")
     with pytest.raises(ValueError, match="header is not Time,Power"):
         energy(path)
+    rows = ["2022-07-13 02:07:36.25,1000", "2022-07-13 02:07:37,3000", "cut off"]
+    path.write_text("\n".join(["Time,Power", *rows]))
+    assert energy(path) == pytest.approx(1.5), "0.75 s"
 
 
 # -------------------------------------------------------------------------------- early stop
@@ -268,6 +274,11 @@ def test_training_stops_at_what_comes_first(node: VirtualNode, work: Work) -> No
         controller.on_epoch_end()
         assert controller.should_training_stop is expected
     assert len(controller.epoch_costs) == 3
+    controller = EarlyStopController(node.monitor(), eta_knob=0.0, cost_threshold=9e9)
+    controller.on_epoch_begin()
+    node.clock.sleep(2)
+    controller.on_epoch_end()
+    assert controller.epoch_costs == [pytest.approx(2 * 250)], "its time at the highest limit"
 
 
 def test_training_stops_at_its_cost_although_that_of_an_epoch_is_not_known(
