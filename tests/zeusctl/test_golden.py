@@ -1,4 +1,5 @@
-"""The output of `--json`, compared with files: its readers must be able to read later versions.
+"""The output of `--json`, compared with files: its readers must be able to read later versions. And
+its output in words, but for numbers and what differs from machine to machine.
 
 After a wanted change: `python -m tests.zeusctl.test_golden` writes the files again. A field that is
 taken away or changed asks for another number in the report's schema.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ MOVING = {
 """What differs from run to run: only its kind is compared."""
 
 
+MACHINES = {"doctor", "energy", "error", "measure", "record"}
+"""What depends on more than the node, or is tested elsewhere."""
+
+
 def still(value: Any, name: str = "") -> Any:
     """Replaces values that depend on time and machine."""
     if name == "limited" and isinstance(value, dict):
@@ -91,9 +96,35 @@ def test_each_verb_prints_what_it_always_printed(
     assert found == golden
 
 
-def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
-    """The output of a verb while someone holds a limit."""
+@pytest.mark.parametrize("name", sorted(VERBS.keys() - MACHINES))
+def test_each_verb_says_what_it_always_said(
+    ctl: Ctl,
+    daemon: RunningDaemon,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert in_words(ctl, daemon, name) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def in_words(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> str:
+    """Both outputs of a verb, without fractions, times, padding, paths, UUIDs and programs."""
+    said = run(ctl, daemon, name, [one for one in VERBS[name] if one != "--json"])
+    text = f"{said.out}--- {said.code}\n{said.err}"
+    text = re.sub(r"\S*/\S+\b|(?<=GPU-)[\w-]+|(python|pytest) .*|[━─|▁-█]+", "X", text)
+    text = re.sub(r"[-+]?\d+[.:]\d[\d.:]*( k?J\b)?|\b[A-Z][a-z]{2} \d+ ", "N", text)
+    text = re.sub(r"\d+(?= (?:[smhCJ]|min)\b)|(?<=GiB) +\d+|(?<=  power) +\d+", " N", text)
+    text = re.sub(r" +", " ", text)
+    return re.sub(r"(limited, last N s) .*", r"\1 X", text)  # not known before ten seconds
+
+
+def run(ctl: Callable[..., Any], daemon: RunningDaemon, name: str, arguments: Sequence[str]) -> Any:
+    """Runs a verb while someone holds a limit."""
     with daemon.client() as client:
+        client.resume()
+        client.restore()
         client.release()
         client.set_power_limit(client.node().gpus[0].uuid, 200_000)
         gpu = client.node().gpus[2].uuid
@@ -102,7 +133,12 @@ def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
             ctl("quiesce")
         if name in ("allocations", "deallocate"):
             ctl(*VERBS["allocate"])
-        said = ctl(*VERBS[name])
+        return ctl(*arguments)
+
+
+def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
+    """The report of a verb."""
+    said = run(ctl, daemon, name, VERBS[name])
     text = said.out if said.out.strip() else said.err
     report = json.loads(text.splitlines()[-1])
     kind = REPORTS[report["schema"].removeprefix("zeusctl.").partition("/")[0]]
@@ -150,6 +186,8 @@ def write() -> None:
         for name in VERBS:
             text = json.dumps(still(answer(ctl, daemon, name)), indent=2)
             (GOLDEN / f"{name}.json").write_text(text + "\n")
+            if name not in MACHINES:
+                (GOLDEN / f"{name}.txt").write_text(in_words(ctl, daemon, name))
             with daemon.client() as client:
                 client.resume()
                 client.restore()

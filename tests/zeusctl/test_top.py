@@ -96,6 +96,7 @@ def test_columns_fit_any_width() -> None:
     for width in range(40, 301):
         columns = fitting(width)
         assert sum(taken + 1 for _, taken in columns) <= width, width
+        assert all(10 <= taken <= 60 for column, taken in columns if not column.width), width
         names = [column.heading for column, _ in columns]
         assert {"GPU", "UTIL", "MEM USED", "POWER", "LIMIT"} <= set(names), width
         assert names == [column.heading for column in COLUMNS if column.heading in names]
