@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,10 +67,15 @@ def test_a_bare_checkout_probes_a_library_as_an_ordinary_process(
 
 
 def test_the_page_is_printed_and_the_report_is_written(ctl: Callable[..., Result]) -> None:
-    done = ctl(*QUICK)
+    node = "1xv100,1xh100:seed=7"
+    done = ctl("--simulate", node, "--seconds", "1", "--calls", "5", "--no-load")
     assert done.exit_code == 0, done.exception
-    assert "Probe of simulated node v100" in done.output
-    assert read(Path("zeus-probe.json").read_text()).simulated == "v100"
+    head, software, *page = done.stdout.splitlines()
+    assert re.fullmatch(rf"Probe of simulated node {node}: \S+, 17 s; nothing was set", head)
+    assert software.startswith("driver 595.58.03, zeusd's simulated node, Python 3.")
+    wanted = Path(__file__).with_name("page.txt").read_text()
+    assert [*done.stderr.splitlines(), *page] == wanted.splitlines()
+    assert read(Path("zeus-probe.json").read_text()).simulated == node
     done = ctl(*QUICK, "--json", "-o", "here.json")
     assert json.loads(done.stdout) == json.loads(Path("here.json").read_text())
 
