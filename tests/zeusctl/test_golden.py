@@ -94,19 +94,8 @@ def test_each_verb_prints_what_it_always_printed(
     found = still(answer(ctl, daemon, name))
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     assert found == golden
-
-
-@pytest.mark.parametrize("name", sorted(VERBS.keys() - MACHINES))
-def test_each_verb_says_what_it_always_said(
-    ctl: Ctl,
-    daemon: RunningDaemon,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert in_words(ctl, daemon, name) == (GOLDEN / f"{name}.txt").read_text()
+    if name not in MACHINES:
+        assert in_words(ctl, daemon, name) == (GOLDEN / f"{name}.txt").read_text()
 
 
 def in_words(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> str:

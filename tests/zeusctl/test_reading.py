@@ -185,17 +185,6 @@ def test_a_pending_restore_is_shown_with_its_reason(
     assert "pending restore" not in ctl("status").out
 
 
-def test_all_about_one_gpu(ctl: Ctl) -> None:
-    assert "100 to 250 W" in ctl("gpus").out
-    found = parse(ctl("show", "2", "--json").out)
-    assert found["known"]["index"] == found["now"]["index"] == 2
-    assert max(found["gpu_clocks_mhz"]) > 1000
-    assert {one["control"]: one["allowed"] for one in found["you_may"]}["power_limit"]
-    said = ctl("show", "2")
-    assert "Nobody holds a lease on it." in said.out
-    assert ctl("show", "0-1").code == Exit.USAGE
-
-
 def test_leases_are_listed_or_reported_as_none(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert ctl("leases").out == "no leases\n"
     with daemon.client() as client:
@@ -456,6 +445,7 @@ REFUSED: dict[Exit, dict[str, str]] = {
         "status 0 -i 1": "GPUs are named twice, 0 and 1",
         "status -n 1": "there is no -n here; write --watch SECONDS",
         "audit -d 1": "No such option",
+        "show 0-1": "show is about one GPU; name one",
         "set 0 -p 200000": "did you mean 200 W",
         "set 0 -p 200 --for 3s": "--for has no effect without",
         "set 0 -p 200 --then 150": "--then has no effect without",

@@ -373,6 +373,8 @@ def test_a_mistaken_argument_says_what_to_give(
 def test_a_knob_that_is_no_number_is_refused(knob: Any) -> None:
     with pytest.raises(ZeusArgumentError, match=r"^eta_knob must be a number such as 0\.5, not "):
         ZeusCost(knob)
+    with pytest.raises(ZeusArgumentError, match=r"a number such as 1\.1, not "):
+        MaxSlowdownConstraint(knob)
 
 
 def test_a_monitor_that_is_none_is_refused(node: VirtualNode) -> None:
@@ -380,14 +382,6 @@ def test_a_monitor_that_is_none_is_refused(node: VirtualNode) -> None:
         GlobalPowerLimitOptimizer(None)
     with pytest.raises(ZeusArgumentError, match="has no GPU"):
         GlobalPowerLimitOptimizer(node.monitor(gpu_indices=[]))
-
-
-def test_a_slowdown_in_percent_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"10 times as long; for 10 % more time give 1\.1") as seen:
-        assert MaxSlowdownConstraint(10).factor == 10
-    assert for_users(seen)[0].filename == __file__
-    with pytest.raises(ValueError, match=r"a number such as 1\.1, not '1\.1'"):
-        MaxSlowdownConstraint("1.1")
 
 
 def test_a_step_after_the_end_is_warned_of_once(node: VirtualNode, work: Work) -> None:
