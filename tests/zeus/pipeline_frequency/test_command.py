@@ -64,15 +64,27 @@ def test_the_whole_frontier(tmp_path: Path) -> None:
     assert expected <= drawn
     assert drawn == {path.stem for path in out.glob("*.svg")}
     assert (out / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    tree = ET.parse(out / f"pipeline_{last:05d}.svg")
+    picture = out / f"pipeline_{last:05d}.svg"
+    labels = re.findall("<!-- (.+?) -->", picture.read_text())
+    plan = frontier.plans[last]
+    assert {"stage 0", "stage 1", "stage 2", "time (s)", "clock (MHz)"} <= {*labels}
+    assert any(label.startswith(f"plan {last}: {plan.time_s:.3f} s, ") for label in labels)
+    assert [labels.count(f"{name}{number}") for name in "FB" for number in range(5)] == 2 * (
+        4 * [6] + [0]
+    )
+    tree = ET.parse(picture)
     groups = [
         node
         for node in tree.iter("{http://www.w3.org/2000/svg}g")
         if node.get("id", "").startswith("PolyCollection")
     ]
-    bars = [len(list(group.iter("{http://www.w3.org/2000/svg}path"))) for group in groups]
-    # Before and after: 3 stages, 4 microbatches, forward and backward.
-    assert bars[:2] == [24, 24]
+    for group in groups[:2]:  # before and after: 3 stages, 4 microbatches, forward and backward
+        bars = [one.get("d", "") for one in group.iter("{http://www.w3.org/2000/svg}path")]
+        corners = [[float(y) for y in re.findall(r"[ML] [\d.-]+ ([\d.-]+)", one)] for one in bars]
+        tops = sorted({round(min(ys), 2) for ys in corners})
+        assert (len(bars), len(tops)) == (24, 3)
+        for ys in corners:  # rows of bars with a little room between them
+            assert 0.8 < (max(ys) - min(ys)) / (tops[1] - tops[0]) < 0.9
 
 
 @pytest.mark.parametrize(
