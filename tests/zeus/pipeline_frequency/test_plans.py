@@ -40,6 +40,9 @@ def test_a_deadline_asks_for_energy_and_a_straggler_for_effective_energy() -> No
     assert found.by_straggler(1.7) == 1
     assert found.by_max_slowdown(1.49) == 2
     assert found.by_max_slowdown(1.5) == 1
+    beside = [list(found.beside(one).values()) for one in found.plans]  # 50 W of blocking
+    assert beside[:2] == [[135, 180], [110, pytest.approx(155)]]
+    assert beside[2] == [150, pytest.approx(math.nan, nan_ok=True)]
 
 
 def test_where_no_plan_is_fast_enough_the_fastest_is_chosen() -> None:

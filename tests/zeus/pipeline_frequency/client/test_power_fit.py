@@ -136,8 +136,9 @@ def test_powers_that_cannot_be_determined_are_not_returned() -> None:
     assert fit([({"a": 0.5, "b": 0.5}, 100.0)] * 20) == {}
     assert mixtures([], [(1, 1), (2, 2)], None) == []
     assert mixtures([Span(0, 10, "a")], [(5, 1)], None) == []
-    always = fit([({"a": 1.0}, 100.0)] * 20)
-    assert always["a"].watts == pytest.approx(100)
+    always = fit([({"a": 1.0}, watts) for watts in (98.0, 102.0)] * 10)
+    # 20 readings, 2 W off, of 19 degrees of freedom.
+    assert always == {"a": (pytest.approx(100), pytest.approx((20 * 4 / 19 / 20) ** 0.5))}
 
 
 def test_time_between_instructions_is_waiting_and_between_iterations_not() -> None:
