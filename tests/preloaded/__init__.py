@@ -14,6 +14,7 @@ import hashlib
 import os
 import select
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -120,6 +121,7 @@ class Preloaded:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_as_from_a_shell,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -141,6 +143,13 @@ class Preloaded:
             noted.write(self._start(modules, env))
             noted.flush()
             return note.read_text()
+
+
+def _as_from_a_shell() -> None:
+    """No signal is ignored or blocked, as tests before may have left some in this worker."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _text(file: Any) -> str:

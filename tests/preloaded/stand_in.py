@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from protocol import INTEGER, ask, integer
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
-MODULES = ("torch.distributed.run", "zeusctl")
+MODULES = ("torch.distributed.run", "zeusctl", "zeusctl.exporter")
 
 
 def stand_in(path: str, python: str, arguments: list[str]) -> None:

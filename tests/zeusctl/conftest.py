@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -14,8 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests import needs
-from tests.support import NOBODY, RunningDaemon, configuration, running_daemon, wait_for
+from tests.preloaded import Program, preloaded
+from tests.support import CLIENTS, RunningDaemon, as_nobody, configuration, running_daemon, wait_for
 from zeus_common.simulation import SimulatedNode
 from zeusctl.cli import main
 
@@ -97,13 +99,19 @@ def limits(daemon: RunningDaemon) -> list[float]:
         return [(state.power_limit_mw or 0) / 1000 for state in client.state(uuids).values()]
 
 
-_AS_NOBODY = f"""
+def python() -> str:
+    """Python, where what clients import has been imported once for all programs."""
+    return preloaded(*CLIENTS).python
+
+
+COMMANDS = """
 import json, os, sys, tempfile
-if os.getuid() == 0:
-    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 from zeusctl.cli import main
 answers = os.fdopen(os.dup(1), "w")
-for arguments in json.load(sys.stdin):
+for asked in sys.stdin:
+    arguments, env = json.loads(asked)
+    os.environ.clear()
+    os.environ.update(env)
     said = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
     for descriptor, file in enumerate(said, 1):
         os.dup2(file.fileno(), descriptor)
@@ -115,25 +123,31 @@ for arguments in json.load(sys.stdin):
     sys.stderr.flush()
     for file in said:
         file.seek(0)
-    print(json.dumps([code, *(file.read().decode() for file in said)]), file=answers)
+    print(json.dumps([code, *(file.read().decode() for file in said)]), file=answers, flush=True)
 """
+"""Runs command lines one after the other in one process: that takes less than to start each."""
+
+
+def says(commands: subprocess.Popen[str], *arguments: str, **env: str) -> Said:
+    """The output of a command line in such a process."""
+    assert commands.stdin is not None
+    assert commands.stdout is not None
+    print(json.dumps([arguments, env]), file=commands.stdin, flush=True)
+    return Said(*json.loads(commands.stdout.readline()))
+
+
+@functools.cache
+def _nobody() -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-c", COMMANDS], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, **as_nobody())
+    atexit.register(process.kill)
+    return process
 
 
 def as_nobody_says(daemon: RunningDaemon, *lines: Sequence[str], **env: str) -> list[Said]:
-    """Runs command lines one after the other in one process, and if this is root's, as an ordinary
-    user.
-    """
-    if os.getuid() == 0:
-        needs.require("two users")
-    ran = subprocess.run(
-        [sys.executable, "-c", _AS_NOBODY],
-        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket, **env},
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return [Said(*json.loads(line)) for line in ran.stdout.splitlines()]
+    """The output of command lines, and if this is root's process, of an ordinary user's."""
+    env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket, **env}
+    return [says(_nobody(), *line, **env) for line in lines]
 
 
 @pytest.fixture
@@ -148,40 +162,13 @@ def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
     simulated.close()
 
 
-def _as_from_a_shell() -> None:
-    """No signal is ignored or blocked, as tests before may have left some in this worker."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-class Spawned(subprocess.Popen[str]):
-    """A command line in its own process."""
-
-    def line(self) -> str:
-        """The next line of its standard output."""
-        assert self.stdout is not None
-        return self.stdout.readline()
-
-    def warning(self) -> str:
-        """The next line of its standard error."""
-        assert self.stderr is not None
-        return self.stderr.readline()
-
-
 @contextlib.contextmanager
-def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[Spawned]:
+def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[Program]:
     """`zeusctl ARGUMENTS` in its own process, with pipes; it ends with the block."""
-    with Spawned(
-        [sys.executable, "-m", "zeusctl", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
-        start_new_session=True,
-        preexec_fn=_as_from_a_shell,
-    ) as process:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+    command = ("-m", "zeusctl", *arguments)
+    with preloaded(*CLIENTS).start(*command, env=env, text=True, **pipes) as process:
         try:
             yield process
         finally:

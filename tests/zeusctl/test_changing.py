@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.preloaded import Program
 from tests.support import (
     TIMEOUT_S,
     RunningDaemon,
@@ -27,8 +28,9 @@ from tests.support import (
     public_directory,
     running_daemon,
     wait_for,
+    zeusctl_line,
 )
-from tests.zeusctl.conftest import Ctl, Spawned, as_nobody_says, limits, spawn
+from tests.zeusctl.conftest import Ctl, as_nobody_says, limits, spawn
 from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.errors import LeaseExpired
@@ -52,8 +54,8 @@ def said_json(text: str) -> Any:
 
 
 def test_a_setting_lasts_as_long_as_its_command(ctl: Ctl, daemon: RunningDaemon) -> None:
-    look = "import sys; from zeusctl.cli import main; main(['leases', '--json'])"
-    said = ctl("set", "0-1", "-p", "150W", "-g", "600,900", "--", sys.executable, "-c", look)
+    look = ("sh", "-c", zeusctl_line(), "sh", "leases", "--json")
+    said = ctl("set", "0-1", "-p", "150W", "-g", "600,900", "--", *look)
     assert said.code == 0
     leases = said_json(said.out)["leases"]
     assert [(one["gpu"], one["value"]) for one in leases] == [
@@ -156,7 +158,7 @@ def test_a_setting_without_a_command_ends_with_zeusctl(
     daemon: RunningDaemon, number: signal.Signals
 ) -> None:
     with spawn(daemon, "set", "1", "-p", "150") as setter:
-        assert "power_limit 150 W" in setter.line()
+        assert "power_limit 150 W" in setter.stdout.readline()
         assert limits(daemon)[1] == 150
         setter.send_signal(number)
         codes = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGKILL: -9}
@@ -187,7 +189,7 @@ IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 @contextlib.contextmanager
 def wrapped(
     daemon: RunningDaemon, verb: tuple[str, ...], got: Path, *before: str
-) -> Iterator[tuple[Spawned, int]]:
+) -> Iterator[tuple[Program, int]]:
     """A command that notes its signals in a file, in its wrapper. Returns that, and its pid."""
     job = (sys.executable, "-c", JOB, str(got), *(f"{number:d}" for number in NOT_CAUGHT))
     with spawn(daemon, *verb, "--", *before, *job) as wrapper:
@@ -264,7 +266,7 @@ def test_a_command_outlives_a_zeusd_that_is_stopped(
         with wrapped(node, verb, tmp_path / "got") as (wrapper, pid):
             node.stop()
             if verb[0] == "set":
-                said = [wrapper.warning() for _ in range(3)]
+                said = [wrapper.stderr.readline() for _ in range(3)]
                 assert "the lease on power_limit of GPUs 0, 1 is lost" in said[2]
             os.kill(pid, signal.SIGKILL)
             _, rest = wrapper.communicate(timeout=TIMEOUT_S)
@@ -277,7 +279,7 @@ def test_the_holder_is_informed_when_it_loses_a_setting(daemon: RunningDaemon) -
         wait_for(lambda: limits(daemon)[1] == 150, "the limit")
         with daemon.client() as client:
             client.restore()
-        lines = [setter.warning(), setter.warning()]
+        lines = [setter.stderr.readline(), setter.stderr.readline()]
         assert "the lease on power_limit of GPU 1 is lost" in lines[1]
         setter.terminate()
 
@@ -453,7 +455,7 @@ def test_parquet_replaces_no_device(ctl: Ctl, tmp_path: Path, verb: str) -> None
 
 def test_a_recording_to_standard_output_ends_in_order(daemon: RunningDaemon) -> None:
     with spawn(daemon, "record", "0", "--every", "100ms") as recorder:
-        rows = [recorder.line() for _ in range(4)]
+        rows = [recorder.stdout.readline() for _ in range(4)]
         recorder.send_signal(signal.SIGINT)
         assert recorder.wait(TIMEOUT_S) == 130
     found = list(csv.DictReader(rows))

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import needs
 from tests.support import TIMEOUT_S, RunningDaemon, ending, free_port, running_daemon, wait_for
-from tests.zeusctl.conftest import READINGS
+from tests.zeusctl.conftest import READINGS, python
 from zeus_common.simulation import SimulatedNode
 from zeus_ipc.errors import DeadlineExceeded, OutOfRange
 from zeus_ipc.replies import LeaseInfo, Metrics, SourceState, UserLoad
@@ -72,7 +72,7 @@ def exporter(daemon: RunningDaemon) -> Iterator[str]:
     """An exporter of a daemon; its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/metrics"
-    command = [sys.executable, "-m", "zeusctl.exporter", "--listen", f"127.0.0.1:{port}"]
+    command = [python(), "-m", "zeusctl.exporter", "--listen", f"127.0.0.1:{port}"]
     asked = {f"ZEUSD_EXPORTER_{name}": "1" for name in ("WORKLOADS", "OTEL")}  # as of the unit
     with serving(command, url, ZEUSD_SOCK_PATH=daemon.socket, **asked):
         yield url
@@ -500,7 +500,7 @@ def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        command = [sys.executable, "-m", "zeusctl.exporter"]
+        command = [python(), "-m", "zeusctl.exporter"]
         command += ["--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
         env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
         ran = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -511,7 +511,7 @@ def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
 
 def test_a_full_disk_is_named_by_once(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "zeusctl.exporter", "--once"]
+        command = [python(), "-m", "zeusctl.exporter", "--once"]
         command += ["--socket", str(tmp_path / "none")]
         ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ran.returncode == 1

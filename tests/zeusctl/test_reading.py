@@ -22,11 +22,10 @@ from tests.support import (
     TIMEOUT_S,
     RunningDaemon,
     configuration,
-    known,
     running_daemon,
     wait_for,
 )
-from tests.zeusctl.conftest import READINGS, Ctl, as_nobody_says, shows, spawn
+from tests.zeusctl.conftest import READINGS, Ctl, as_nobody_says, python, shows, spawn
 from zeus_common.simulation import SimulatedNode, SimulatedWork
 from zeus_ipc.client import Client
 from zeus_ipc.replies import AuditRecords
@@ -136,7 +135,7 @@ def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown(
         with daemon.client() as client:
             uuid = client.node().gpus[1].uuid
         with spawn(daemon, "set", "1", "-p", "150") as holder:
-            assert "150 W" in holder.line()
+            assert "150 W" in holder.stdout.readline()
             restart("1xv100-pcie", 1)
             assert re.search(rf"{uuid} +power_limit +150 W +250 W +held", said("leases"))
             assert "no restore is pending" in said("doctor")
@@ -262,7 +261,7 @@ def test_rows_as_json_and_what_is_no_column(ctl: Ctl) -> None:
 def test_watching_prints_again_until_ctrl_c(daemon: RunningDaemon) -> None:
     arguments = ("status", "0", "--columns", "index,name", "--format", "csv", "--watch", "0.1")
     with spawn(daemon, *arguments) as watcher:
-        lines = [watcher.line() for _ in range(4)]
+        lines = [watcher.stdout.readline() for _ in range(4)]
         watcher.send_signal(signal.SIGINT)
         assert watcher.wait(TIMEOUT_S) == Exit.INTERRUPTED
     assert lines == ["index,name\n", *["0,Tesla V100-PCIE-16GB\n"] * 3]
@@ -287,10 +286,10 @@ def test_audit_has_one_heading_however_long_nothing_happens(
 
 def test_audit_follows(daemon: RunningDaemon) -> None:
     with spawn(daemon, "audit", "--follow", "--json", "-n", "1") as follower:
-        first = json.loads(follower.line())
+        first = json.loads(follower.stdout.readline())
         with daemon.client() as client:
             client.set_power_limit(client.node().gpus[1].uuid, 155_000)
-        second = json.loads(follower.line())
+        second = json.loads(follower.stdout.readline())
         follower.terminate()
     assert first["events"][0]["number"] < second["events"][0]["number"]
     assert "155 W" in [event["new"] for event in second["events"]]
@@ -552,8 +551,9 @@ def test_alone_it_says_what_it_can_do(ctl: Ctl) -> None:
 
 @pytest.mark.parametrize("how", ["2>&-", "0<&- 2>&-", "2>/dev/full", "--json >/dev/full"])
 def test_what_is_said_to_nobody_changes_no_exit_code(daemon: RunningDaemon, how: str) -> None:
-    line = ["sh", "-c", f'"$@" {how}', "sh", sys.executable, "-m", "zeusctl"]
-    line += ["--socket", daemon.socket]
+    # What has imported clients has files of its own, and gives them where none are open.
+    line = ["sh", "-c", f'"$@" {how}', "sh", sys.executable if "&-" in how else python()]
+    line += ["-m", "zeusctl", "--socket", daemon.socket]
     seven = ["--", "sh", "-c", "echo lost >&2; exit 7"]
     assert subprocess.run([*line, "set", "0", "-p", "5"]).returncode == Exit.OUT_OF_RANGE
     verb = ["set", "99", "-p", "200", "--best-effort"]
@@ -571,7 +571,7 @@ def test_a_full_disk_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:
     """Standard output; files are in the table above."""
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
-            [sys.executable, "-m", "zeusctl", "--json", "leases"],
+            [python(), "-m", "zeusctl", "--json", "leases"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -628,7 +628,7 @@ def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
     sleeper = (sys.executable, "-c", "import time; print('on', flush=True); time.sleep(100)")
     for arguments in (("audit", "--follow"), ("measure", "--", *sleeper)):
         with spawn(daemon, *arguments) as running:
-            assert running.line()
+            assert running.stdout.readline()
             os.killpg(running.pid, signal.SIGINT)  # as a terminal does
             assert running.wait(TIMEOUT_S) == Exit.INTERRUPTED, arguments
 
@@ -678,10 +678,10 @@ def test_help_and_completion_import_nothing_heavy(daemon: RunningDaemon) -> None
 
 def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
     with spawn(daemon, "record", "-d", "2s") as recorder:
-        assert recorder.line().startswith("time,gpu")
-        known(recorder.stdout).close()
+        assert recorder.stdout.readline().startswith("time,gpu")
+        recorder.stdout.close()
         assert recorder.wait(TIMEOUT_S) == 0
-        assert known(recorder.stderr).read() == ""
+        assert recorder.stderr.read() == ""
 
 
 @pytest.mark.needs("two users")  # the user that zeusd runs as is an administrator

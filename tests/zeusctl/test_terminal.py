@@ -23,8 +23,9 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from tests.support import TIMEOUT_S, RunningDaemon, wait_for
+from tests.support import TIMEOUT_S, RunningDaemon, wait_for, zeusctl_line
 from tests.tmux import tmux
+from tests.zeusctl.conftest import python
 from zeus_common.simulation import SimulatedWork
 from zeusctl.cli import VERBS, cli
 
@@ -348,7 +349,7 @@ def test_without_textual_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path
 
 
 def test_without_a_terminal_top_prints_repeatedly(daemon: RunningDaemon) -> None:
-    command = [sys.executable, "-m", "zeusctl", "top", "-d", "0.5", "-n", "2", "--json"]
+    command = [python(), "-m", "zeusctl", "top", "-d", "0.5", "-n", "2", "--json"]
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0
@@ -375,7 +376,7 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
     if not path.exists():
         bin_folder.mkdir()
         program = bin_folder / "zeusctl"
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
+        program.write_text(f"#!/bin/sh\n{zeusctl_line()}\n")
         program.chmod(0o755)
         command = [str(program), "completion", shell]
         ran = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
@@ -439,7 +440,7 @@ def test_gpus_reports_and_after_two_dashes_commands_are_completed(
 def test_manual_pages_are_clean_and_name_every_option(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "zeusctl", "man", "--write", str(tmp_path)]
+    command = [python(), "-m", "zeusctl", "man", "--write", str(tmp_path)]
     subprocess.run(command, check=True)
     pages = sorted(tmp_path.iterdir())
     assert len(pages) == len(VERBS) + 1
