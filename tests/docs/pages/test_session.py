@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ import pytest
 
 from tests.docs.pages.following import DOCS, shapes
 from tests.snippets import every
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import RunningDaemon, running_daemon, wait_for, zeusctl_line
 from tests.tmux import Tmux, tmux
 
 pytestmark = pytest.mark.needs("tmux")
 
 PAGE = DOCS / "operate" / "zeusctl.md"
-SHELL = f"""sudo() {{ "$@"; }}; zeusctl() {{ {shlex.quote(sys.executable)} -m zeusctl "$@"; }}"""
 
 TRAINING = """
 import sys
@@ -89,7 +87,7 @@ def test_a_session_at_80x24(node: RunningDaemon) -> None:
     ]
     assert max(len(line) for lines in found.values() for line in lines) <= 80
     with tmux("PS1='$ ' bash --norc", (80, 24), ZEUSD_SOCK_PATH=node.socket) as window:
-        window.type(SHELL, "Enter")
+        window.type(f'sudo() {{ "$@"; }}; zeusctl() ( {zeusctl_line()}; )', "Enter")
         for command, lines in found.items():
             screen = shown(window, command)
             # A longer pid or user moves a part of the last column to a line of its own.
