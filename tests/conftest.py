@@ -108,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_logreport(report: Any) -> None:
     """A run over several workers ends, even if no worker answers."""
-    if hasattr(report, "node"):  # on the process that shares out
+    if hasattr(report, "node") and report.when == "teardown":  # on the process that shares out
         faulthandler.dump_traceback_later(SILENT_S, exit=True)
 
 
