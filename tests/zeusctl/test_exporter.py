@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from tests.support import TIMEOUT_S, RunningDaemon, ending, free_port, running_d
 from tests.zeusctl.conftest import READINGS, python
 from zeus_common.simulation import SimulatedNode
 from zeus_ipc.errors import DeadlineExceeded, OutOfRange
-from zeus_ipc.replies import LeaseInfo, Metrics, SourceState, UserLoad
+from zeus_ipc.replies import SourceState, UserLoad
 from zeusctl.exporter import collector
 from zeusctl.exporter.collector import ZeusdCollector
 
@@ -336,41 +337,26 @@ def test_every_figure_has_its_unit_and_its_labels(daemon: RunningDaemon) -> None
         client.acquire(first, ["power_limit"])
         (lease,) = client.leases()
 
-        def source(name: str, **update: Any) -> SourceState:
-            return SourceState(source=name, energy_uj=5_250_000, power_mw=464_000, **update)
-
         asked_ns = time.monotonic_ns()
-        times = {"t_ns": metrics.t_ns - 1_500_000_000, "tick_ns": 20_000_000}
         names = ("cpu:0", "dram:0", "module:1")
-        sources = [source(name, **times) for name in names]
-        sources.append(source(first, **times, limited_ns={"power": 2_500_000_000}))
+        figures = {"energy_uj": 5_250_000, "power_mw": 464_000, "tick_ns": 20_000_000}
+        figures |= {"t_ns": metrics.t_ns - 1_500_000_000, "limited_ns": {"power": 2_500_000_000}}
+        sources = [SourceState(source=name, **figures) for name in (*names, first)]
         loaded = {"connections": 1, "limited_ns": 3_500_000_000, "limited": True}
         users = [UserLoad(uid=0, refused=2, faults=3, **loaded)]
+        metrics = metrics.model_copy(update={"sources": sources, "users": users})
         beat = {"ttl_ms": 15_000, "expires_ns": asked_ns + 9_000_000_000}
         waits = {"restoring": True, "trouble": "no", "pending_ns": asked_ns - 7_000_000_000}
-        leases = [lease.model_copy(update=beat)]
-        leases.append(lease.model_copy(update={"gpu": second, **waits}))
-
-        class Replies:
-            def metrics(self) -> Metrics:
-                return metrics.model_copy(update={"sources": sources, "users": users})
-
-            def leases(self) -> list[LeaseInfo]:
-                return leases
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(client, name)
-
-        replies: Any = Replies()
+        leases = [lease.model_copy(update=one) for one in (beat, {"gpu": second, **waits})]
+        replies: Any = SimpleNamespace(
+            node=lambda: node, metrics=lambda: metrics, leases=lambda: leases, state=client.state
+        )
         registry = CollectorRegistry(auto_describe=False)
         registry.register(ZeusdCollector(replies, otel=True))
         text = generate_latest(registry).decode()
         client.release(first)
     found = {
-        (
-            name.removeprefix("zeusd_"),
-            *(v for key, v in sorted(labels.items()) if key != "uuid"),
-        ): value
+        (name.removeprefix("zeusd_"), *(labels[key] for key in sorted({*labels} - {"uuid"}))): value
         for name, samples in values(text).items()
         for labels, value in samples
     }
@@ -396,9 +382,8 @@ def test_every_figure_has_its_unit_and_its_labels(daemon: RunningDaemon) -> None
         ("gpu_info", "0", node.gpus[0].name, node.gpus[0].pci_address): 1,
     }
     assert {key: found.get(key) for key in expected} == expected
-    assert {key for key in found if key[0] in ("hw_energy_joules_total", "sample_lag_seconds")} <= {
-        *expected
-    }
+    sampled = ("hw_energy_joules_total", "sample_lag_seconds")
+    assert {key for key in found if key[0] in sampled} <= {*expected}
     assert 6 <= found["lease_heartbeat_age_seconds", "power_limit", "0"] < 60
     assert 7 <= found["restore_pending_seconds", "power_limit", "1"] < 60
 
