@@ -28,6 +28,7 @@ TRAINERS = (
     "tests/zeus/compat/test_imports.py",
     "tests/docs/pages/test_pipeline_frequency_integration.py",
     "tests/docs/pages/test_migrating.py",
+    "tests/docs/pages/test_extending.py",
 )
 """Files that import PyTorch or trainers: one worker runs all of them, as that takes seconds."""
 
