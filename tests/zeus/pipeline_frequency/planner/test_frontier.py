@@ -151,9 +151,9 @@ def test_a_single_plan_takes_one_more_program_than_the_frontier_and_is_not_above
     frontier = keeper.frontier()
     whole = len(solved)
     # Times at which the frontier's plans are just possible, and between.
-    times = [plan.time_s for plan in frontier.plans[:: len(frontier.plans) // 4]]
-    fast_s, slow_s = frontier.plans[-1].time_s, frontier.plans[0].time_s
-    times += [fast_s + (part / 3) ** 1.5 * (slow_s - fast_s) for part in range(4)]
+    times = [plan.time_s for plan in frontier.plans[:: (len(frontier.plans) - 1) // 3]]
+    fast_s, slow_s = times[-1], times[0]
+    times += [fast_s + (part / 3) ** 1.5 * (slow_s - fast_s) for part in (1, 2)]
     for time_s in times:
         for asked, listed in (
             (planner().deadline, frontier.by_deadline),
