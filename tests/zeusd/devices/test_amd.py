@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -518,8 +520,14 @@ def test_a_power_that_no_gpu_draws_is_none(open_amd: Opener) -> None:
     assert amd.sensors(gpu)[2:6] == (None,) * 4
 
 
-def test_energy_is_counted_in_the_firmwares_unit(open_amd: Opener) -> None:
+def test_energy_is_counted_in_the_firmwares_unit(
+    open_amd: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     amd, double, gpu = open_amd(clock_ns=10**12)
+    clock = SimpleNamespace(monotonic_ns=itertools.count(0, 10).__next__)
+    monkeypatch.setattr("zeusd.devices.amd.backend.time", clock)
+    read = amd.sensors(gpu, averages=False)
+    assert (read.t_ns, read.took_ns) == (5, 10), "in the middle of the call"
     start = amd.sensors(gpu).energy_mj
     double.node.clock_ns += 1000 * 10**9
     end = amd.sensors(gpu).energy_mj
