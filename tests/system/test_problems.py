@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +205,9 @@ def test_a_gpu_that_is_gone_before_it_was_restored(
     arguments = ("--nvml-library", str(double.library))
     with running_daemon(*arguments, gpus=3, env=double.env) as daemon:
         monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
-        holder = subprocess.Popen(
-            [sys.executable, "-m", "zeusctl", "set", "2", "-p", "150"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = ("-m", "zeusctl", "set", "2", "-p", "150")
+        holder = preloaded(*CLIENTS).start(*command, **silent)
         wait_for(lambda: double.limit_mw(2) == 150_000, "the setting")
         daemon.kill()
         double.node.count = 2

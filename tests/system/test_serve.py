@@ -378,35 +378,6 @@ def test_a_killed_daemon_keeps_live_leases_and_restores_what_dead_holders_set() 
         client.set_power_limit(first, 180_000)
 
 
-def test_a_second_daemon_does_not_take_the_socket(daemon: RunningDaemon, tmp_path: Path) -> None:
-    second = subprocess.run(
-        [sys.executable, "-m", "zeusd", "serve", "--socket", daemon.socket]
-        + ["--state-dir", str(tmp_path), "--simulate", SPEC],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert second.returncode == 1
-    assert "another daemon listens" in second.stderr
-    assert "Traceback" not in second.stderr
-    with daemon.client() as client:
-        assert len(client.node().gpus) == 2
-
-
-def test_a_bad_simulation_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    failed = subprocess.run(
-        [sys.executable, "-m", "zeusd", "serve", "--socket", str(tmp_path / "s")]
-        + ["--state-dir", str(tmp_path / "state"), "--simulate", "4xv9000"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert failed.returncode == 1
-    assert "v9000" in failed.stderr
-    assert "v100-pcie" in failed.stderr
-    assert "Traceback" not in failed.stderr
-
-
 def test_without_a_driver_it_serves_no_gpus_and_keeps_trying() -> None:
     with public_directory() as directory:
         library = directory / "libnvidia-ml.so.1"

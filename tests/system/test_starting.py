@@ -52,7 +52,7 @@ def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:
         (("--socket", "/" + "x" * 120), "write a path of 1 to 98 bytes"),
         (("--socket-group", "nobody-has-this"), "the group nobody-has-this does not exist"),
         (("--socket-group", "99999999999"), "the group 99999999999 does not exist"),
-        (("--simulate", "4xabacus"), "abacus"),
+        (("--simulate", "4xabacus"), "cannot simulate '4xabacus': write 4xv100-pcie or"),
     ],
 )
 def test_a_failure_to_start_is_explained_in_one_sentence(
@@ -77,9 +77,10 @@ def test_a_second_zeusd_does_not_affect_the_first_and_reports_it(tmp_path: Path)
 
 
 def test_of_two_that_start_at_the_same_moment_one_serves(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "zeusd", "serve", "--socket", str(tmp_path / "s"), *SIMULATED]
+    command = ["-m", "zeusd", "serve", "--socket", str(tmp_path / "s"), *SIMULATED]
     command += ["--state-dir", str(tmp_path / "state")]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    start = preloaded(*IMPORTED).start
+    both = [start(*command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         wait_for(lambda: any(one.poll() is not None for one in both), "one to give up")
         (loser,) = (one for one in both if one.poll() is not None)

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble, mask_of
-from tests.support import (
-    RunningDaemon,
-    public_directory,
-    running_daemon,
-    wait_for,
-)
+from tests.support import RunningDaemon, public_directory, running_daemon, wait_for, zeusctl_line
 from tests.zeusd.killed import holding, installed, run_helper
 from zeus_ipc.errors import LeaseHeld
 from zeusctl.cli import main
@@ -90,7 +84,7 @@ def test_zeusctl_sets_profiles_by_name_and_shows_what_is_enforced(
     daemon, double = node
     monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
     double.request_outside(0, 6)
-    inner = [sys.executable, "-m", "zeusctl", "show", "0"]
+    inner = ["sh", "-c", zeusctl_line(), "sh", "show", "0"]
     with pytest.raises(SystemExit) as ended:
         main(["set", "0", "--power-profile", "llm-training,max-q", "--", *inner])
     said = capfd.readouterr()

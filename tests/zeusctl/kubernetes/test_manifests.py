@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ import pytest
 import yaml
 
 from tests.late import late
+from tests.preloaded import preloaded
+from tests.support import IMPORTED
 from zeusctl.kubernetes.__main__ import KUBELET, main
 from zeusctl.kubernetes.pods import milliwatts
 
@@ -91,9 +91,7 @@ def test_the_daemonsets_configuration_is_one_that_zeusd_takes(tmp_path: Path) ->
     (config,) = (one for one in manifests("daemonset.yaml") if one["kind"] == "ConfigMap")
     path = tmp_path / "zeusd.toml"
     path.write_text(config["data"]["zeusd.toml"])
-    checked = subprocess.run(
-        [sys.executable, "-m", "zeusd", "check-config", str(path)], capture_output=True, text=True
-    )
+    checked = preloaded(*IMPORTED).run("-m", "zeusd", "check-config", str(path))
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
