@@ -520,6 +520,9 @@ def test_pictures_of_recordings(ctl: Ctl, tmp_path: Path) -> None:
     assert {"power", "limit", "graphics clock"} <= set(_words(text))
     said = ctl("plot", "1", "-o", str(svg), "--recording", str(recording))
     assert "only has samples of GPUs 0, 2" in said.err
+    said = ctl("plot", "-o", "/no/such/p.png")
+    assert (said.code, said.out, said.err.count("\n")) == (Exit.FAILED, "", 1)
+    assert "/no/such/p.png: No such file or directory; check the path" in said.err
 
 
 def test_the_incident_pages_plots_can_be_drawn(

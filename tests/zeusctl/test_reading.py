@@ -502,7 +502,6 @@ REFUSED: dict[Exit, dict[str, str]] = {
     Exit.FAILED: {
         f"release --job {'x' * 300}": "at most 64 characters",
         f"release --pid {'9' * 25}": "a number is too large for a request",
-        "plot -o /no/such/p.png": "/no/such/p.png: No such file or directory; check the path",
         "exercise 0 -o /no/such/p": "/no/such/p: No such",
         "probe --simulate 1xv100 -o /no/such/p": "/no/such/p: No such",
         "record -o /no/such/p.csv -d 1s": "/no/such/p.csv: No such",
