@@ -118,7 +118,7 @@ def test_the_exhaustive_search_measures_every_limit_from_the_highest_down() -> N
     searching = Exhaustive(LIMITS, WARMUP, STEPS)
     assert search(searching, job, late=1) == LIMITS
     assert job.position == expected_steps("exhaustive", 9, 10, 40) == 450
-    assert [one.steps for one in searching.estimates()] == [40] * 9
+    assert ([one.steps for one in searching.estimates()], searching.reason) == ([40] * 9, "")
 
 
 def test_what_was_measured_briefly_is_known_less() -> None:
