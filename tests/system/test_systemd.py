@@ -173,8 +173,8 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
     Args:
         gpus: How many it has.
         watchdog_s: Instead of the shipped WatchdogSec=; None: as shipped.
-        update: Whether the environment that a machine's installation made before will do: it is
-            brought up to date.
+        update: Whether the environment that a machine's installation made before will do: pip has
+            nothing to install in it.
     """
     shared = os.environ.get(preloaded.SHARED)  # benchmarks boot a machine, too
     made = None if shared is None or TREE != "/" else Path(shared, "installed")
@@ -191,6 +191,7 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
         (root / "etc/zeusd/zeusd.toml").write_text(f'[nvml]\nlibrary = "{LIBRARY}"\n')
         if update and made is not None and made.exists():
             shutil.copytree(made, root / "opt/zeusd", symlinks=True)
+            (root / "opt/zeusd/bin/pip").write_text("#!/bin/sh\n")
         machine.run("bash", f"{SOURCES}/scripts/install")
         node = Node(machine, double, gpus)
         node.wait_serving()
@@ -571,6 +572,9 @@ def test_a_broken_installation_still_restores(node: Node, user: User) -> None:
     site = next(Path(f"{node.machine.root}/opt/zeusd/lib").glob("python3*/site-packages/zeusd"))
     broken = site.with_name("zeusd-broken")
     site.rename(broken)
+    few = node.machine.root / "etc/systemd/system/zeusd.service.d/few.conf"
+    few.write_text("[Unit]\nStartLimitBurst=3\n")
+    node.machine.systemctl("daemon-reload")
     try:
         node.machine.systemctl("kill", "--signal=KILL", "--kill-whom=main", "zeusd")
         wait_for(lambda: node.limits() == lowered, "the helper to restore", timeout_s=60)
@@ -583,6 +587,8 @@ def test_a_broken_installation_still_restores(node: Node, user: User) -> None:
         assert "no pending restores" in again.stderr
     finally:
         broken.rename(site)
+        few.unlink()
+        node.machine.systemctl("daemon-reload")
         node.machine.systemctl("reset-failed", "zeusd")
     node.machine.systemctl("start", "zeusd")
     node.wait_serving()
