@@ -14,7 +14,8 @@ import pytest
 
 from tests.support import TIMEOUT_S, free_port, wait_for
 from tests.system.machine import SOURCES, Machine
-from tests.system.test_systemd import LIMIT, Node, boot_node
+from tests.system.test_systemd import LIMIT, PYTHON, Node, boot_node
+from tests.zeusctl.conftest import COMMANDS, says
 
 pytestmark = [
     pytest.mark.needs("slurm", "slurmdbd", "gcc", "systemd-nspawn", "root"),
@@ -89,6 +90,7 @@ class Cluster:
         self.machine: Machine = node.machine
         self.root = Path(node.machine.root)
         self.host = self.machine.run("hostname", "-s").stdout.strip()
+        self.commands = self.machine.popen(PYTHON, "-c", COMMANDS)
 
     def start(self) -> None:
         run, etc = self.machine.run, self.root / "etc/slurm"
@@ -135,6 +137,10 @@ class Cluster:
     def service(self, name: str, *command: str, user: str = "root", preload: str = "") -> None:
         options = ("--quiet", "--collect", f"--unit=test-{name}", f"--uid={user}")
         self.machine.run("systemd-run", *options, f"--setenv=LD_PRELOAD={preload}", *command)
+
+    def zeusctl(self, *arguments: str) -> str:
+        """What root's `zeusctl ARGUMENTS --json` prints, all in one process."""
+        return says(self.commands, *arguments, "--json").out
 
     def start_slurmd(self) -> None:
         command = ("/usr/sbin/slurmd", "-D", "-N", self.host)
@@ -277,10 +283,7 @@ def test_clocks_are_locked_before_the_job_begins(
     assert [(one["gpu"], one["value"]) for one in clocks] == [(limited[0], locked)]
     cluster.machine.run("scancel", job)
     cluster.wait_state(job, "CANCELLED")
-    wait_for(
-        lambda: not cluster.machine.run("zeusctl", "leases", "--json").stdout.count("gpu_clocks"),
-        "the lease to end",
-    )
+    wait_for(lambda: "gpu_clocks" not in cluster.zeusctl("leases"), "the lease to end")
 
 
 def test_each_task_of_an_array_has_the_clocks_that_it_asked_for(cluster: Cluster) -> None:
@@ -288,7 +291,7 @@ def test_each_task_of_an_array_has_the_clocks_that_it_asked_for(cluster: Cluster
     job = cluster.submit("--gpu-freq=600", "--array=0-1", "-N", "1", body="sleep 100")
 
     def locked() -> list[tuple[int, list[int]]]:
-        said = json.loads(cluster.machine.run("zeusctl", "leases", "--json").stdout)
+        said = json.loads(cluster.zeusctl("leases"))
         clocks = [one for one in said["leases"] if one["control"] == "gpu_clocks"]
         return sorted((one["gpu"], one["value"]) for one in clocks)
 
@@ -315,11 +318,11 @@ def test_a_shard_leaves_the_gpus_other_jobs_alone(cluster: Cluster) -> None:
     second = cluster.submit(body="sleep 100", gres="shard:2")
     cluster.wait_state(second, "RUNNING")
     assert cluster.node.limits() == [LIMIT, 150_000]
-    (lease,) = json.loads(run("zeusctl", "leases", "--json").stdout)["leases"]
+    (lease,) = json.loads(cluster.zeusctl("leases"))["leases"]
     assert (lease["job"], lease["gpu"]) == (cluster.group(first).removeprefix("job_"), 1)
 
     def both_are_charged() -> bool:
-        said = json.loads(run("zeusctl", "energy", "--by", "job", "--json").stdout)["sums"]
+        said = json.loads(cluster.zeusctl("energy", "--by", "job"))["sums"]
         shares = {one["name"]: one["energy_j"] for one in said if one["name"] in (first, second)}
         return len(shares) == 2 and min(shares.values()) > 0
 
@@ -407,10 +410,10 @@ def test_refused_clocks_are_the_jobs_error_or_as_in_slurm_a_warning(
     cluster: Cluster, options: list[str], ran: bool
 ) -> None:
     """The driver is closed."""
-    cluster.machine.run("zeusctl", "quiesce")
+    cluster.zeusctl("quiesce")
     job = cluster.submit(*options, body="echo ran")
     cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED")
-    cluster.machine.run("zeusctl", "resume")
+    cluster.zeusctl("resume")
     said = cluster.output(job)
     for option in options:
         assert f"GPU limits not applied: {option}: zeusd is quiesced by" in said
@@ -480,8 +483,7 @@ def test_a_jobs_power_limit_is_restored_after_its_node_crashed(cluster: Cluster)
     # slurmctld does this after SlurmdTimeout.
     run("scontrol", "update", f"NodeName={cluster.host}", "State=DOWN", "Reason=crashed")
     cluster.wait_accounted(job, "NODE_FAIL|gpu_power_w=150")
-    known = ("zeusctl", "leases", "--json")
-    wait_for(lambda: f"job:{job}" in run(*known, check=False).stdout, "zeusd to be back")
+    wait_for(lambda: f"job:{job}" in cluster.zeusctl("leases"), "zeusd to be back")
     assert capped(cluster, 150)
     run("scontrol", "update", f"NodeName={cluster.host}", "State=RESUME")
     cluster.start_slurmd()
@@ -498,7 +500,7 @@ def test_sacct_shows_the_energy_that_the_ledger_charged(cluster: Cluster) -> Non
         return float(text or 0)
 
     joules = wait_for(shown, "ConsumedEnergyRaw")
-    said = cluster.machine.run("zeusctl", "energy", "--job", job, "--json").stdout
+    said = cluster.zeusctl("energy", "--job", job)
     (run,) = json.loads(said)["sums"]
     assert run["basis"] == ["allocated"]
     # The plugin looks once a second, from the extern step's begin to its end.
@@ -511,8 +513,7 @@ def test_a_suspended_job_is_charged_for_the_gpu_that_it_keeps(cluster: Cluster) 
     job = cluster.submit(body="sleep 200")
 
     def charged() -> dict[str, float]:
-        said = run("zeusctl", "energy", "--job", job, "--json", check=False).stdout
-        sums = json.loads(said).get("sums") if said else []
+        sums = json.loads(cluster.zeusctl("energy", "--job", job)).get("sums")
         return sums[0] if sums else {"energy_j": 0.0}
 
     wait_for(lambda: charged()["energy_j"], "the job to be charged")
