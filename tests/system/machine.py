@@ -76,7 +76,8 @@ class Machine:
         """Ends it and removes all of it."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._leader, 9)
+                if self._leader:  # 0 would be this process's own group
+                    os.kill(self._leader, 9)
             self._process.kill()
             self._process.wait()
         self._remove_groups()
