@@ -17,6 +17,9 @@ from tests.support import PACKAGES, wait_for
 REPOSITORY = Path(__file__).resolve().parents[2]
 TREE = os.environ.get("ZEUSD_TEST_TREE", "/")
 """Of what a machine is an overlay: this machine, or what `make_tree` made."""
+_ENTER = 'mount --rbind /tmp "$1/tmp"; mount -t proc proc "$1/proc"; exec chroot "$@"'
+IN_TREE = ("unshare", "--mount", "sh", "-ec", _ENTER, "sh", TREE)
+"""Before a command: runs it in `TREE`, with this machine's /tmp."""
 SOURCES = "/usr/src/zeusd"
 LIBRARY = "/opt/nvml-double/libnvidia-ml.so.1"
 """Where a machine has the stand-in for NVML, ..."""

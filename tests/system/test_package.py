@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from tests.fake_nvml.double import NvmlDouble
 from tests.packaging.closure import PROJECT
 from tests.support import NOBODY, PACKAGES, wait_for
-from tests.system.machine import LIBRARY, REPOSITORY, SOURCES, Machine
+from tests.system.machine import IN_TREE, LIBRARY, REPOSITORY, SOURCES, TREE, Machine
 from zeus_ipc import __version__
 
 LIMIT = 250_000
@@ -39,20 +39,16 @@ on_a_node = [pytest.mark.needs("debian package"), pytest.mark.timeout(300)]
 
 def build(tree: Path, output: Path, cache: Path) -> Path:
     """Builds the package of a tree, not packed as tightly as it would be: that takes long."""
-    packing = {"DPKG_DEB_COMPRESSOR_TYPE": "gzip", "DPKG_DEB_COMPRESSOR_LEVEL": "1"}
-    done = subprocess.run(
-        [str(tree / "packaging/build-deb"), "--cache", str(cache), str(output)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **packing},
-    )
+    command = [*IN_TREE, str(tree / "packaging/build-deb"), "--cache", str(cache), str(output)]
+    env = {**os.environ, "DPKG_DEB_COMPRESSOR_TYPE": "gzip", "DPKG_DEB_COMPRESSOR_LEVEL": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
 
 
 def lintian(package: Path) -> subprocess.CompletedProcess[str]:
     """The output of lintian, which fails for an error or a warning."""
-    command = ["lintian", "--allow-root", "--fail-on=error,warning", str(package)]
+    command = [*IN_TREE, "lintian", "--allow-root", "--fail-on=error,warning", str(package)]
     # It leaves files behind.
     env = {**os.environ, "TMPDIR": str(package.parent)}
     return subprocess.run(command, capture_output=True, text=True, env=env)
@@ -174,7 +170,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         upgrade = later.result()
         opinion = aside.submit(lintian, upgrade)
         package = earlier(upgrade, folder / "first")
-        if Path("/usr/lib/python3/dist-packages/systemd").exists():
+        if Path(TREE, "usr/lib/python3/dist-packages/systemd").exists():
             # All that it depends on is there, and apt takes seconds to read of what else there is.
             shutil.rmtree(machine.root / "var/lib/apt/lists")
         double = machine.add_gpus(2)
