@@ -181,6 +181,7 @@ def test_a_forgotten_connection_is_closed_without_a_warning(path: str) -> None:
         answer(stream, next_request(stream))
         assert stream.recv(1) == b""
 
+    gc.collect()  # what other tests have forgotten
     with listening(path) as serve, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         serve(one)
