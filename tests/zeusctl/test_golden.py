@@ -102,7 +102,7 @@ def in_words(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> str:
     """Both outputs of a verb, without fractions, times, padding, paths, UUIDs and programs."""
     said = run(ctl, daemon, name, [one for one in VERBS[name] if one != "--json"])
     text = f"{said.out}--- {said.code}\n{said.err}"
-    text = re.sub(r"\S*/\S+\b|(?<=GPU-)[\w-]+|(python|pytest) .*|[━─|▁-█]+", "X", text)
+    text = re.sub(r"\S*/\S+\b|(?<=GPU-)[\w-]+|(python|pytest)[\d.]* .*|[━─|▁-█]+", "X", text)
     text = re.sub(r"[-+]?\d+[.:]\d[\d.:]*( k?J\b)?|\b[A-Z][a-z]{2} \d+ ", "N", text)
     text = re.sub(r"\d+(?= (?:[smhCJ]|min)\b)|(?<=GiB) +\d+|(?<=  power) +\d+", " N", text)
     text = re.sub(r" +", " ", text)
