@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import queue
 import socket
 import threading
 import time
@@ -40,6 +39,33 @@ IDLE_NS = 5_000_000_000
 """All but one of them are closed when they were not used for this long."""
 
 
+class _Waiter:
+    """A request that waits for a connection. It is no `queue.SimpleQueue`: until Python 3.12 that
+    waits for ever if its timeout is about a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._connection: Connection
+        self._none = threading.Lock()
+        self._none.acquire()
+
+    def hand(self, connection: Connection) -> None:
+        self._connection = connection
+        self._none.release()
+
+    def came(self, timeout_s: float) -> bool:
+        """Waits for it, and returns whether it came."""
+        came = self._none.acquire(timeout=timeout_s)
+        if came:
+            self._none.release()
+        return came
+
+    def wait(self) -> Connection:
+        """Waits for the one that comes."""
+        self._none.acquire()
+        return self._connection
+
+
 class SocketTransport(Transport):
     """Connections of this process to a daemon, opened when they are needed.
 
@@ -66,7 +92,7 @@ class SocketTransport(Transport):
         self._guard = threading.RLock()  # a signal handler may interrupt its holder
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []
-        self._waiters: deque[queue.SimpleQueue[Connection]] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self._open_after_ns = 0
         self._line: Connection | None = None
 
@@ -209,31 +235,30 @@ class SocketTransport(Transport):
 
     def _handed(self, until_ns: int) -> Connection | None:
         """Waits for a connection that another thread has used, until one may be opened."""
-        mine: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        mine = _Waiter()
         self._waiters.append(mine)
         with contextlib.suppress(IndexError):  # it may have come before that
             came = self._idle.pop()
             try:
                 self._waiters.remove(mine)
             except ValueError:  # another comes, too
-                self._put(mine.get())
+                self._put(mine.wait())
             return came
         wait_ns = min(self._open_after_ns, until_ns) - time.monotonic_ns()
+        if mine.came(max(0, wait_ns) / 1e9):
+            return mine.wait()
         try:
-            return mine.get(timeout=max(0, wait_ns) / 1e9)
-        except queue.Empty:
-            try:
-                self._waiters.remove(mine)
-            except ValueError:  # it comes now
-                return mine.get()
-            return None
+            self._waiters.remove(mine)
+        except ValueError:  # it comes now
+            return mine.wait()
+        return None
 
     def _put(self, connection: Connection) -> None:
         """Keeps a connection for the next request, and closes one that is not needed."""
         connection.used_ns = now_ns = time.monotonic_ns()
         if self._waiters:
             with contextlib.suppress(IndexError):  # it has given up
-                self._waiters.popleft().put(connection)
+                self._waiters.popleft().hand(connection)
                 return
         idle = self._idle
         idle.append(connection)

@@ -190,6 +190,17 @@ def test_a_forgotten_connection_is_closed_without_a_warning(path: str) -> None:
     assert [one.message for one in warned if one.category is ResourceWarning] == []
 
 
+def test_a_request_ends_in_time_however_short_its_waits_for_zeusd_are(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python waits for ever for some queues, if it may wait for a microsecond."""
+    monkeypatch.setattr(socket_transport, "RETRY_NS", 10_000)
+    transport = SocketTransport(path)
+    transport.used = True  # zeusd answered, and does not now
+    with pytest.raises(DaemonUnavailable):
+        transport.request({"op": "state"}, 0.5)
+
+
 def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None:
     threads, asked = 4, 200
     begun: list[int] = []

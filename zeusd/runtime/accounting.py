@@ -225,7 +225,7 @@ class Accounting:
 
     def _refresh(self) -> Failure | None:
         """Has the newest readings stored; on the thread that reads."""
-        done: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+        done: queue.Queue[Failure | None] = queue.Queue()
 
         def work(failure: Failure | None) -> None:
             done.put(failure or self._store())

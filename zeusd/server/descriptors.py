@@ -63,7 +63,7 @@ class Closer:
 
     def __init__(self, closed: Callable[[object], None]) -> None:
         self._closed = closed
-        self._queue: queue.SimpleQueue[tuple[socket.socket, object] | None] = queue.SimpleQueue()
+        self._queue: queue.Queue[tuple[socket.socket, object] | None] = queue.Queue()
         self._threads: list[threading.Thread] = []
         self._active = threading.Event()
         self._count = 0
