@@ -69,10 +69,17 @@ def test_a_job_is_charged_what_measuring_the_same_time_says(
     assert most is not None
     assert "job 900: " in said.out
     assert "1 GPU released" in said.out
-    job = rows(ctl, "--job", "900")["job 900"]
-    assert least - error <= round(1e6 * float(job["energy_j"])) <= most
-    assert (job["basis"], job["exact"], job["uid"]) == ("allocated", "True", str(NOBODY))
-    assert job["begin"] <= job["end"]
+
+    def job() -> dict[str, str]:
+        return rows(ctl, "--job", "900")["job 900"]
+
+    def charged_uj() -> int:
+        return round(1e6 * float(job()["energy_j"]))
+
+    wait_for(lambda: charged_uj() >= least - error, "the last readings to be charged")
+    assert charged_uj() <= most
+    assert (job()["basis"], job()["exact"], job()["uid"]) == ("allocated", "True", str(NOBODY))
+    assert job()["begin"] <= job()["end"]
 
 
 def test_all_ways_to_sum_agree_with_the_meters(ctl: Ctl) -> None:
