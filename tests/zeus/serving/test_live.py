@@ -478,7 +478,7 @@ def test_lost_steps_refuse_the_requests_beside_them():
     middle = served.steps.count // 2
     ledger = Ledger(["x"])
     _tell(ledger, served, lose=range(middle, middle + 3))
-    rows = ledger.settle().rows
+    rows = ledger.settle().rows[1:]  # the first may be over before the first sensor update
 
     assert {row.reason for row in rows if row.refused} == {"3 steps were not received"}
     totals = ledger.totals
