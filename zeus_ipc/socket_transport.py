@@ -41,7 +41,7 @@ IDLE_NS = 5_000_000_000
 
 class _Waiter:
     """A request that waits for a connection. It is no `queue.SimpleQueue`: until Python 3.12 that
-    waits for ever if its timeout is about a microsecond.
+    waits forever if its timeout is about a microsecond.
     """
 
     def __init__(self) -> None:

@@ -193,7 +193,7 @@ def test_a_forgotten_connection_is_closed_without_a_warning(path: str) -> None:
 def test_a_request_ends_in_time_however_short_its_waits_for_zeusd_are(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python waits for ever for some queues, if it may wait for a microsecond."""
+    """Python waits forever for some queues, if it may wait for a microsecond."""
     monkeypatch.setattr(socket_transport, "RETRY_NS", 10_000)
     transport = SocketTransport(path)
     transport.used = True  # zeusd answered, and does not now
