@@ -40,30 +40,19 @@ IDLE_NS = 5_000_000_000
 
 
 class _Waiter:
-    """A request that waits for a connection. It is no `queue.SimpleQueue`: until Python 3.12 that
+    """A request that waits for a connection. It is no `queue.SimpleQueue`: up to Python 3.12 that
     waits forever if its timeout is about a microsecond.
     """
 
+    connection: Connection
+
     def __init__(self) -> None:
-        self._connection: Connection
-        self._none = threading.Lock()
-        self._none.acquire()
+        self.came = threading.Lock()
+        self.came.acquire()
 
     def hand(self, connection: Connection) -> None:
-        self._connection = connection
-        self._none.release()
-
-    def came(self, timeout_s: float) -> bool:
-        """Waits for it, and returns whether it came."""
-        came = self._none.acquire(timeout=timeout_s)
-        if came:
-            self._none.release()
-        return came
-
-    def wait(self) -> Connection:
-        """Waits for the one that comes."""
-        self._none.acquire()
-        return self._connection
+        self.connection = connection
+        self.came.release()
 
 
 class SocketTransport(Transport):
@@ -242,16 +231,16 @@ class SocketTransport(Transport):
             try:
                 self._waiters.remove(mine)
             except ValueError:  # another comes, too
-                self._put(mine.wait())
+                mine.came.acquire()
+                self._put(mine.connection)
             return came
         wait_ns = min(self._open_after_ns, until_ns) - time.monotonic_ns()
-        if mine.came(max(0, wait_ns) / 1e9):
-            return mine.wait()
-        try:
-            self._waiters.remove(mine)
-        except ValueError:  # it comes now
-            return mine.wait()
-        return None
+        if not mine.came.acquire(timeout=max(0, wait_ns) / 1e9):
+            with contextlib.suppress(ValueError):  # it comes now
+                self._waiters.remove(mine)
+                return None
+            mine.came.acquire()
+        return mine.connection
 
     def _put(self, connection: Connection) -> None:
         """Keeps a connection for the next request, and closes one that is not needed."""

@@ -330,7 +330,7 @@ def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: Runni
 
 
 def test_every_figure_has_its_unit_and_its_labels(daemon: RunningDaemon) -> None:
-    """Of a node with each kind of device, a failed restore and a user who asks too much."""
+    """The node has each kind of device, a failed restore, and a user whose requests zeusd slows."""
     with daemon.client() as client:
         node, metrics = client.node(), client.metrics()
         first, second = (gpu.uuid for gpu in node.gpus[:2])

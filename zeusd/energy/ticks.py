@@ -157,7 +157,7 @@ class TickTracker:
         self._silent = 0
         self._passed = 0
         self._anchors: list[tuple[int, float]] = []
-        self._timed = 0
+        self._measured = 0  # over how many ticks the period was
         self._routine = 0
 
     def _read_at(self, t_ns: float, latest_ns: float | None = None) -> None:
@@ -265,7 +265,7 @@ class TickTracker:
             most = STEADY_NS * max(TIMED_FACTOR, self._grain / GRAIN_NS)
             # Half as long as it was measured: the dates at both ends are a grain or two uncertain,
             # and a prediction that is off by more than the guard counts a change too many or few.
-            trusted = max(STEADY_NS, min(most, self._timed * self._period / 2))
+            trusted = max(STEADY_NS, min(most, self._measured * self._period / 2))
             every = max(1, int(trusted / self._period))
         else:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
@@ -349,7 +349,7 @@ class TickTracker:
         self._undated = 0 if narrow else self._undated + 1
         self._passed += count
         if abs(at - due) > REPHASED * self._grain:
-            self._anchors, self._timed = [], 0
+            self._anchors, self._measured = [], 0
         if narrow:
             self._time_period(at, (at - due) / count, slop)
         self.period_ns = round(self._period)
@@ -395,11 +395,11 @@ class TickTracker:
                 anchors.append((self._passed, at))
                 del anchors[:-MAX_ANCHORS]
             ticks, since = anchors[0]
-            measured = self._passed - ticks
-            self._timed = measured if measured >= ANCHOR_TICKS * coarse else 0
-            if self._timed:
-                self._period = (at - since) / measured
-        if not self._timed:
+            passed = self._passed - ticks
+            self._measured = passed if passed >= ANCHOR_TICKS * coarse else 0
+            if self._measured:
+                self._period = (at - since) / self._measured
+        if not self._measured:
             share = 0.3 if slop <= well else 0.3 * (well / slop) ** 2
             self._period += share * error / coarse
 

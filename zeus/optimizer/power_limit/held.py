@@ -126,8 +126,8 @@ class HeldSetting:
             if unanswered(error.__cause__):
                 return False
             if wanted is not None:
-                # A lease that was lost again after it was acquired is acquired at the next try.
-                return not isinstance(error, ZeusGPULeaseExpiredError) and error
+                lost = isinstance(error, ZeusGPULeaseExpiredError)
+                return False if lost else error  # lost again: the next try acquires it
             log.info("limits are restored by zeusd when this process ends: %s", error.message)
         except Exception as error:  # the thread must not end without an outcome
             log.warning("a power limit cannot be set", exc_info=True)
