@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 TPOT_STEPS = 64
 """Number of decode steps whose mean time is taken as one request's TPOT, of forward passes."""
 
+LATE_S = 0.02
+"""Largest lateness of a message after which a step is dated by the one before, not by its arrival:
+else a process that is not scheduled in time would find the next step too short."""
+
 
 class _ClockRequest:
     __slots__ = ("arrived_s", "first_s", "last_s", "left", "outputs", "prompt")
@@ -146,13 +150,15 @@ class ClockPasses:
             self._worker, self._rank = one.worker, step.engine
         if (self._worker, self._rank) != (one.worker, step.engine):
             return
-        now_s = step.end_ns / 1e9
+        now_s, seconds = step.end_ns / 1e9, (step.end_ns - step.begin_ns) / 1e9
+        if 0.0 <= now_s - self._ended_s - seconds < LATE_S:
+            now_s = self._ended_s + seconds
         left = self._left(now_s, one.waiting)
         if one.idle:
             if not one.waiting:
                 control.drained()
             return
-        begin_s = max(self._ended_s, step.begin_ns / 1e9)
+        begin_s = max(self._ended_s, now_s - seconds)
         self._ended_s = now_s
         rows = [*zip(step.prefill, step.tokens, step.context, strict=True)]
         prompt = sum(tokens for prefill, tokens, _ in rows if prefill)

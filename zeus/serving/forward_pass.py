@@ -2,7 +2,7 @@
 
 Only sums of a step are known, so energy can be split by phase, not by request, and latencies are
 estimates. A message has the duration of the step, not its time, so the step is dated by the arrival
-of the message.
+of the message; steps whose messages were read together, late, are dated one after another.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgpack
@@ -111,22 +112,48 @@ def subscribe(address: str) -> zmq.Socket[bytes]:
     return socket
 
 
+def in_turn(passes: list[ForwardPass], since_ns: int) -> list[ForwardPass]:
+    """Dates passes that were read together: each ends when the next begins, the last one as it is.
+
+    All ended after `since_ns`: durations that overlap are reduced to what has passed.
+    """
+    durations = [one.step.end_ns - one.step.begin_ns for one in passes]
+    total = left = sum(durations)
+    dated = []
+    for one, duration in zip(passes, durations, strict=True):
+        left -= duration
+        share = min(1.0, (one.step.end_ns - since_ns) / max(1, total))
+        end_ns = one.step.end_ns - round(share * left)
+        step = one.step._replace(begin_ns=end_ns - duration, end_ns=end_ns)
+        dated.append(one._replace(step=step))
+    return dated
+
+
 def listen(
     socket: zmq.Socket[bytes], take: Callable[[ForwardPass], None], ended: threading.Event
 ) -> None:
     """Calls `take` with each pass until the event; then closes the socket. Logs the first message
     that is not valid."""
     warned = False
+    since_ns = time.monotonic_ns()
     while not ended.is_set():
         if not socket.poll(POLL_MS):
             continue
-        now_ns, data = time.monotonic_ns(), socket.recv_multipart()[-1]
-        try:
-            take(decode(data, now_ns))
-        except RequestRejected as error:
-            if not warned:
-                warned = True
-                log.warning("%s", error)
+        messages: list[bytes] = []
+        with suppress(zmq.Again):
+            while len(messages) < BLOCK:
+                messages.append(socket.recv_multipart(zmq.NOBLOCK)[-1])
+        now_ns, passes = time.monotonic_ns(), []
+        for data in messages:
+            try:
+                passes.append(decode(data, now_ns))
+            except RequestRejected as error:
+                if not warned:
+                    warned = True
+                    log.warning("%s", error)
+        for one in in_turn(passes, since_ns):
+            take(one)
+        since_ns = now_ns
     socket.close()
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.support import TIMEOUT_S, as_nobody, public_directory, running_daemon
 from zeus.serving import Queue, Step
 from zeus.serving.clock_requests import ClockPasses
 from zeus.serving.command import main
-from zeus.serving.forward_pass import ForwardPass, decode
+from zeus.serving.forward_pass import ForwardPass, decode, in_turn
 from zeus_ipc.errors import RequestRejected
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,8 +114,11 @@ def test_the_waits_of_a_queue_are_those_of_first_in_first_out() -> None:
 def test_the_latencies_of_requests_are_estimated() -> None:
     sink = Sink()
     feed = ClockPasses(sink)
-    for number in range(64):
-        feed(passed(1.0 + 0.010 * number, 0.010, waiting=int(number < 10)))
+    for first in range(0, 64, 4):  # read together, some of them late
+        now_s = 1.03 + 0.010 * first + 0.005 * (first % 8 > 0)
+        read = [passed(now_s, 0.010, waiting=int(first + n < 10)) for n in range(4)]
+        for one in in_turn(read, round((now_s - 0.04) * 1e9)):
+            feed(one)
     assert sink.requests[0] == (pytest.approx(0.1), 0.0), "left the queue after ten steps"
     assert sink.requests[1] == (0.0, pytest.approx(0.010))
 
@@ -149,17 +151,15 @@ def test_the_command_beside_an_engine() -> None:
         engine.setsockopt(zmq.LINGER, 0)
         port = engine.bind_to_random_port("tcp://127.0.0.1")
         state = directory / "step-times.json"
-        code = "from zeus.serving.clock_command import clocks; clocks()"
         options: dict[str, Any] = as_nobody()
         directory.chmod(0o777)
 
         def begin() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                [sys.executable, "-c", code]
+                [sys.executable, "-m", "zeus.serving", "clocks"]
                 + f"--slo-ttft 0.5 --slo-tpot 0.025 --gpu 0 --state {state}".split()
                 + ["--feed", f"tcp://127.0.0.1:{port}"],
                 env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
-                stderr=subprocess.DEVNULL,
                 cwd=ROOT,
                 **options,
             )
@@ -169,27 +169,27 @@ def test_the_command_beside_an_engine() -> None:
                 (found,) = client.state(client.node().gpus[0].uuid).values()
             return found.locked_gpu_clocks_mhz[1] if found.locked_gpu_clocks_mhz else 0
 
-        def serving_until(condition: Callable[[], bool], what: str) -> None:
+        def serving_until_lower(what: str) -> None:
             end = time.monotonic() + 60
             while True:
                 for _ in range(50):
                     time.sleep(0.004)
                     engine.send(message(0.004))
-                if condition():
+                if 0 < clock() < 1200:
                     return
                 assert time.monotonic() < end, what
 
         command = begin()
         try:
-            serving_until(lambda: 0 < clock() < 1200, "a lower clock")
+            serving_until_lower("a lower clock")
             wait_for(lambda: clock() == 0, "the highest clock when messages stop", 5.0)
-            serving_until(lambda: 0 < clock() < 1200, "a lower clock again")
+            serving_until_lower("a lower clock again")
             command.send_signal(signal.SIGTERM)
             assert command.wait(TIMEOUT_S) == 0
             assert clock() == 0
             assert len(json.loads(state.read_text())["stretch"]) >= 3
             command = begin()
-            serving_until(lambda: 0 < clock() < 1200, "a lower clock")
+            serving_until_lower("a lower clock")
             command.kill()
             wait_for(lambda: clock() == 0, "the clock to be unlocked", 5.0)
         finally:
