@@ -5,11 +5,18 @@ a change to a fraction of a millisecond: one shortly before it is due, one short
 changes are not dated: if a sensor is regular, the prediction is valid for seconds, and one
 reading at any time between two changes gives the value of the last one. That reading may wait until
 other devices are read.
+
+A change happened between the last reading that did not show it and the first that did, however late
+that one was. So what is known is a span in which the next change is due, and by how much the period
+may be wrong. Each reading cuts from that span, each tick widens it, and a change is dated before
+the span is wider than two readings can tell apart. A reading so close to a change that it may show
+this one or the one before is not used: the next one tells.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 from zeus_common.units import MS
@@ -42,15 +49,10 @@ GRAIN_NS = 700_000
 itself takes longer (an H100's counter: 3 to 16 ms), and all that follows from it is, too."""
 
 SPREAD_MIN = 0.5
-"""Least uncertainty of a prediction, in grains."""
+"""Least half-width of the span in which a change is due, in grains."""
 
-SPREAD_START_NS = 2_500_000
-MIDDLE_SHARE = 0.15
-"""Share by which a prediction moves to the middle between two readings."""
-
-CORRECTION = 0.25
-"""Distance, in grains, by which a trusted prediction is corrected beyond the reading that refuted
-it."""
+LOST = 0.33
+"""Half-width of that span, as a share of the period, at which the search starts again."""
 
 MAX_READS = 8
 """Readings at one tick before it counts as silent."""
@@ -58,17 +60,18 @@ MAX_READS = 8
 MAX_MISSES = 6
 """Ticks in a row far from their predictions before the search starts again."""
 
-MAX_SILENT = 50
-FAST_PERIOD_NS = 50 * MS
-SETTLED_TICKS = 20
-BRACKET_EVERY = 4
-STEADY_BRACKETS = 8
-"""Correct predictions in a row before predictions are trusted for longer."""
+SURE_SHARE = 0.2
+"""Difference between the longest and the shortest period that may be, as a share, by which the
+search ends."""
 
-STEADY_NS = 500 * MS
-TIMED_FACTOR = 3.0
-"""How long predictions are trusted then, and how much longer at most once the period has been
-measured: in proportion to the grain, and at least this."""
+CONTINUOUS_POLLS = 2.5
+"""A sensor that changes once in so many readings of the search, or more often, is read as if it
+changed all the time."""
+
+MAX_SILENT = 50
+TRUSTED_NS = 1_500 * MS
+TRUSTED_GRAINS = 700
+"""How long a sensor is taken to be regular: the first, or the second if that is longer."""
 
 GUARD_NS = 1 * MS
 TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
@@ -78,9 +81,6 @@ driver may hang once."""
 DATED = 2.0
 """A change dated less precisely than this, in grains, is not one that the period is measured
 between."""
-
-REPHASED = 4.0
-"""A change this far from its prediction, in grains, means that the sensor's phase has changed."""
 
 ANCHOR_TICKS = 20
 MAX_ANCHORS = 12
@@ -99,6 +99,10 @@ RETRY_NS = 2 * MS
 RETRY_MAX_NS = 1_000 * MS
 
 
+Span = tuple[float, float]
+"""Two times between which a sensor changed."""
+
+
 class Tick(NamedTuple):
     """The newest change of a sensor.
 
@@ -111,6 +115,14 @@ class Tick(NamedTuple):
     t_ns: int
     ticks: int = 1
     silent: bool = False
+
+
+def _periods(before: Span, after: Span, shortest: float, longest: float) -> tuple[int, int]:
+    """How many periods may be between two changes: at least, and at most."""
+    return (
+        max(1, math.ceil((after[0] - before[1]) / longest)),
+        math.floor((after[1] - before[0]) / shortest),
+    )
 
 
 class TickTracker:
@@ -130,7 +142,7 @@ class TickTracker:
         self.period_ns: int | None = None
         self._period = 0.0
         self._failures = 0
-        self._ticks = 0
+        self._passed = 0
         self._began_ns = self._changed_ns = now_ns
         self._took = 0.0
         self._grain = float(GRAIN_NS)
@@ -144,21 +156,20 @@ class TickTracker:
         self._continuous = False
         self._read_ns: int | None = None
         self._moved_ns = now_ns
-        if self._ticks > 3 * SETTLED_TICKS:
+        if self._passed > 3 * ANCHOR_TICKS:
             self._began_ns = now_ns  # it had a period, which may have changed
-        self._changes: list[int] = []
-        self._due = 0.0
-        self._spread = float(SPREAD_START_NS)
+        self._changes: list[Span] = []
+        self._due = 0.0  # the next change, give or take `_spread`
+        self._spread = 0.0
+        self._drift = 0.0  # by how much the period may be wrong
+        self._dated_ns = 0.0
+        self._seen_ns: float | None = None  # when a change was seen that may be another
         self._reads = 0
-        self._ticks = 0
-        self._undated = 0
         self._misses = 0
-        self._right = 0
+        self._skipped = 0
         self._silent = 0
         self._passed = 0
-        self._anchors: list[tuple[int, float]] = []
-        self._measured = 0  # over how many ticks the period was
-        self._routine = 0
+        self._anchors: list[tuple[int, float, float]] = []
 
     def _read_at(self, t_ns: float, latest_ns: float | None = None) -> None:
         self.next_read_ns = round(t_ns)
@@ -167,7 +178,6 @@ class TickTracker:
     def failed(self, t_ns: int) -> None:
         """Handles a failed reading: retries soon, then less and less often."""
         self._failures += 1
-        self._routine = 0
         pause_ns = min(RETRY_NS << min(self._failures - 1, 16), RETRY_MAX_NS)
         self._read_at(t_ns + pause_ns)
 
@@ -220,7 +230,7 @@ class TickTracker:
             self._changes = []
             return Tick(t_ns)
         at_ns = t_ns - (t_ns - self._read_ns) // 2
-        self._changes.append(at_ns)
+        self._changes.append((self._read_ns, t_ns + self._half))
         if len(self._changes) >= SEARCH_CHANGES:
             if t_ns - self._began_ns > GIVE_UP_NS:
                 self._read_continuously(t_ns)
@@ -234,49 +244,62 @@ class TickTracker:
         self._read_at(t_ns + CONTINUOUS_NS)
 
     def _settle(self, t_ns: int) -> None:
-        changes = self._changes
-        gaps = sorted(b - a for a, b in itertools.pairwise(changes))
-        median = gaps[len(gaps) // 2]
-        alike = [gap for gap in gaps if abs(gap - median) <= 2.5 * SEARCH_POLL_NS]
-        if 5 * len(alike) < 3 * len(gaps):
-            del changes[0]
-            return
-        if median < 2.5 * SEARCH_POLL_NS:
+        (begin, _), (_, end) = self._changes[0], self._changes[-1]
+        if end - begin < CONTINUOUS_POLLS * SEARCH_POLL_NS * (len(self._changes) - 1):
             self._read_continuously(t_ns)
-            return
-        self._period = sum(alike) / len(alike)
-        self.period_ns = round(self._period)
-        self._due = changes[-1] + self._period
-        self._changes = []
-        self._plan()
+        elif self._fit(GRAIN_NS // 2) or self._fit(SEARCH_POLL_NS):
+            self.period_ns = round(self._period)
+            self._changes = []
+            self._plan()
+        elif len(self._changes) >= 2 * SEARCH_CHANGES:
+            del self._changes[0]
+
+    def _fit(self, slack_ns: int) -> bool:
+        """Finds the period and the next change, if what is known of the changes leaves few.
+
+        Args:
+            slack_ns: By how much a change may be early or late.
+        """
+        spans = [(low - slack_ns, high + slack_ns) for low, high in self._changes]
+        pairs = [
+            (before, after, later - earlier)
+            for (earlier, before), (later, after) in itertools.combinations(enumerate(spans), 2)
+        ]
+        # There is no change between two that were seen in a row, and each of them is one.
+        shortest = max((after[0] - before[1] for before, after, steps in pairs if steps == 1))
+        longest = min((after[1] - before[0]) / steps for before, after, steps in pairs)
+        for _ in range(3):
+            for before, after, _ in pairs:
+                if not 0 < shortest <= longest:
+                    return False
+                least, most = _periods(before, after, shortest, longest)
+                if least == most:
+                    shortest = max(shortest, (after[0] - before[1]) / most)
+                    longest = min(longest, (after[1] - before[0]) / most)
+        if not shortest <= longest <= (1 + SURE_SHARE) * shortest:
+            return False
+        first, last = spans[-1]
+        for span in spans[:-1]:
+            least, most = _periods(span, spans[-1], shortest, longest)
+            if least == most:
+                first = max(first, span[0] + most * shortest)
+                last = min(last, span[1] + most * longest)
+        self._period, self._drift = (shortest + longest) / 2, (longest - shortest) / 2
+        self._dated_ns = (first + last) / 2
+        self._due = self._dated_ns + self._period
+        self._spread = (last - first) / 2 + self._drift
+        return first <= last
 
     # ------------------------------------------------------------------------------------ follow
 
-    @property
-    def _step(self) -> float:
-        return max(self._grain, self._spread / 2)
-
     def _plan(self) -> None:
-        """Processes the first reading at a tick that is due."""
+        """Plans the first reading at the change that is due."""
         self._reads = 0
-        if self._ticks <= SETTLED_TICKS:
-            every = 1
-        elif self._right >= STEADY_BRACKETS:
-            most = STEADY_NS * max(TIMED_FACTOR, self._grain / GRAIN_NS)
-            # Half as long as it was measured: the dates at both ends are a grain or two uncertain,
-            # and a prediction that is off by more than the guard counts a change too many or few.
-            trusted = max(STEADY_NS, min(most, self._measured * self._period / 2))
-            every = max(1, int(trusted / self._period))
-        else:
-            every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
-        self._routine = every - 1 - self._undated
-        if self._routine > 0:
-            self._read_patiently()
-        else:
+        trusted_ns = max(TRUSTED_NS, TRUSTED_GRAINS * self._grain)
+        if self._spread > self._grain or self._due - self._dated_ns > trusted_ns:
             self._read_at(self._due - self._spread - self._took - self._late)
-
-    def _read_patiently(self) -> None:
-        """Plans a reading that does not date the change."""
+            return
+        # One that does not date the change.
         after = max(self._spread, GUARD_NS) + 2 * self._took
         share = 1.0 - (after + 2 * self._delay) / self._period
         share = min(PATIENT_SHARE, max(HURRIED_SHARE, share))
@@ -284,26 +307,38 @@ class TickTracker:
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
         self._reads += 1
-        if changed and self._routine > 0 and t_ns - self.latest_read_ns < self._period / 8:
-            return self._pass(t_ns)
-        delay_ns = t_ns - self._half - self.next_read_ns
-        if self._routine <= 0 and 0 < delay_ns < GRAIN_NS:
+        low, high = t_ns - self._half, t_ns + self._half
+        delay_ns = low - self.next_read_ns
+        if self.latest_read_ns == self.next_read_ns and 0 < delay_ns < GRAIN_NS:
             # The thread wakes a little late: what dates a change is planned so much earlier.
             self._late += TOOK_SHARE * (delay_ns - self._late)
         if changed:
-            return self._found(t_ns)
-        late = t_ns - self._half - self._due
+            self._changed_ns = t_ns
+            return self._newest(high)
+        if self._seen_ns is not None:
+            return self._found(self._due - self._spread, self._seen_ns)
+        late = low - self._due
         if self._reads >= MAX_READS or late > self._period / 2:
             return self._quiet(max(1, round(late / self._period)))
         step = self._step
         if late > self._spread:
             step *= 2.0 ** min(self._reads, 6)
-        self._read_at(max(t_ns + self._half + step, self._due - self._spread) - self._late)
+        self._read_at(max(high + step, self._due - self._spread) - self._late)
         return None
+
+    @property
+    def _step(self) -> float:
+        return max(self._grain, self._spread / 2)
+
+    def _skip(self, ticks: int) -> None:
+        """The change that is due is a later one."""
+        self._due += ticks * self._period
+        self._spread += ticks * self._drift
+        self._skipped += ticks
 
     def _quiet(self, ticks: int) -> Tick:
         """Processes a number of due changes that did not happen."""
-        self._due += ticks * self._period
+        self._skip(ticks)
         tick = Tick(round(self._due - self._period), ticks, silent=True)
         self._silent += ticks
         if self._silent > MAX_SILENT:
@@ -313,98 +348,89 @@ class TickTracker:
             self._plan()
         return tick
 
-    def _found(self, t_ns: int) -> Tick:
-        self._changed_ns = t_ns
-        before_ns = t_ns if self._read_ns is None else self._read_ns
-        period = self._period
-        missed = int(max(0.0, t_ns - self._due) // period)
-        due = self._due + missed * period
-        low, high = max(before_ns, due - period / 2), float(t_ns + self._half)
-        narrow = high - low <= 3 * self._step + 2 * self._took
-        middle = (low + high) / 2
-        if due > high:  # it changed earlier than expected
-            near = CORRECTION * self._grain if self._right else self._spread
-            at = high - min(near, (high - low) / 2)
-            slop = min(2 * self._spread, (high - low) / 2)
-            self._right //= 2  # readings come late, so predictions become late, too
-            self._misses += 1
-            if due - high > self._grain:
-                self._miss(2.0)
-        elif low >= due:  # earlier readings at this tick found no change
-            near = CORRECTION * self._grain if self._right else self._step / 2
-            at, slop = min(middle, low + near), (high - low) / 2
-            if low - due > self._grain:
-                self._miss(1.5)
-            if narrow:
-                self._misses = 0
-        elif narrow:
-            at, slop = due + MIDDLE_SHARE * (middle - due), (high - low) / 2
-            self._misses = 0
-            self._right += 1
-            self._spread = max(SPREAD_MIN * self._grain, 0.8 * self._spread)
-        else:  # a late reading gives little information: the prediction stands
-            at, slop = due, self._spread
-        count = 1 + missed + self._silent
-        self._ticks += 1
-        self._undated = 0 if narrow else self._undated + 1
-        self._passed += count
-        if abs(at - due) > REPHASED * self._grain:
-            self._anchors, self._measured = [], 0
-        if narrow:
-            self._time_period(at, (at - due) / count, slop)
-        self.period_ns = round(self._period)
-        self._silent = 0
-        self._due = at + self._period
-        tick = Tick(round(at), count)
-        if self._misses > MAX_MISSES:
-            self._restart(t_ns)
-            self._read_at(t_ns + SEARCH_POLL_NS)
-        else:
-            self._plan()
-            # The next tick may already be due if this thread was delayed.
-            soon = round(t_ns + self._half + SPREAD_MIN * self._grain)
-            self._read_at(
-                max(self.next_read_ns, soon),
-                max(self.latest_read_ns, soon),
-            )
-        return tick
+    def _newest(self, high: float) -> Tick | None:
+        """Processes a reading until `high` that shows another change."""
+        close = max(0, round((high - self._due) / self._period))
+        doubt = self._spread + close * self._drift + 2 * self._half
+        if close and abs(high - self._due - close * self._period) < doubt:
+            self._skip(close)
+            if self._lost:
+                return self._search_again(high)
+            self._seen_ns = high  # this change or the one before: the next reading tells
+            self._read_at(self._due + self._spread + self._took)
+            return None
+        self._skip(max(0, int((high - self._due) // self._period)))
+        return self._found(high if self._read_ns is None else self._read_ns, high)
 
-    def _pass(self, t_ns: int) -> Tick:
-        """Processes a change that a planned reading found, without dating it."""
-        self._changed_ns = t_ns
-        at, count = self._due, 1 + self._silent
-        self._ticks += 1
-        self._undated += 1
+    def _found(self, low: float, high: float) -> Tick:
+        """Processes the change that is due, which happened between two times."""
+        narrow = high - low <= 3 * self._step + 2 * self._took
+        at, missed = self._date(low, high)
+        count = 1 + self._skipped
         self._passed += count
-        self._silent = 0
-        self._due += self._period
-        self._routine -= 1
-        if self._routine:
-            self._read_patiently()
+        if narrow:
+            self._dated_ns = at
+            self._time_period(at, (high - low) / 2)
+        self.period_ns = round(self._period)
+        self._skipped = self._silent = 0
+        self._seen_ns = None
+        self._due = at + self._period
+        self._spread += self._drift
+        self._misses = self._misses + 1 if missed else 0
+        if missed:
+            self._spread = min(self._spread, self._period / 4)
+        if self._misses > MAX_MISSES or self._lost:
+            self._search_again(high)
         else:
             self._plan()
+            # The next change may already be due if this thread was delayed.
+            soon = round(high + SPREAD_MIN * self._grain)
+            self._read_at(max(self.next_read_ns, soon), max(self.latest_read_ns, soon))
         return Tick(round(at), count)
 
-    def _time_period(self, at: float, error: float, slop: float) -> None:
-        """The period, measured over the whole time in which the sensor was regular; before,
-        corrected by the errors of predictions, less by those that are not well known."""
-        anchors, coarse = self._anchors, self._grain / GRAIN_NS
-        well = DATED * self._grain
-        if slop <= well:
-            if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS * coarse:
-                anchors.append((self._passed, at))
-                del anchors[:-MAX_ANCHORS]
-            ticks, since = anchors[0]
-            passed = self._passed - ticks
-            self._measured = passed if passed >= ANCHOR_TICKS * coarse else 0
-            if self._measured:
-                self._period = (at - since) / self._measured
-        if not self._measured:
-            share = 0.3 if slop <= well else 0.3 * (well / slop) ** 2
-            self._period += share * error / coarse
+    def _date(self, low: float, high: float) -> tuple[float, bool]:
+        """When the change happened, and whether that was predicted wrongly."""
+        due, spread, least = self._due, self._spread, SPREAD_MIN * self._grain
+        first, last = max(low, due - spread), min(high, due + spread)
+        beyond = first - last
+        if beyond < 0:
+            at, self._spread = (first + last) / 2, max(least, -beyond / 2)
+        else:
+            near = min(least, (high - low) / 2)
+            at = low + near if low > due else high - near
+            self._spread = max(least, min((high - low) / 2, spread))
+        if beyond > self._grain:  # its phase or period is another
+            self._anchors = []
+            ticks = max(1, round((due - self._dated_ns) / self._period))
+            self._drift = max(self._drift, beyond / ticks)
+        early = self._reads == 1 and high < due
+        missed = beyond > self._grain or early
+        if missed:
+            self._spread = max(2 * self._spread, beyond)
+        return at, missed
 
-    def _miss(self, widen: float) -> None:
-        self._right = 0
-        self._spread = min(widen * self._spread, self._period / 4)
-        if self._spread >= self._period / 4:
-            self._misses += 1
+    @property
+    def _lost(self) -> bool:
+        return self._spread > LOST * self._period
+
+    def _search_again(self, t_ns: float) -> Tick:
+        tick = Tick(round(t_ns), 1 + self._skipped)
+        self._restart(tick.t_ns)
+        self._read_at(t_ns + SEARCH_POLL_NS)
+        return tick
+
+    def _time_period(self, at: float, slop: float) -> None:
+        """The period, measured over the whole time in which the sensor was regular."""
+        if slop > DATED * self._grain:
+            return
+        slop = max(slop, SPREAD_MIN * self._grain)
+        anchors = self._anchors
+        if anchors:
+            ticks, since, early = anchors[0]
+            passed = self._passed - ticks
+            drift = (early + slop) / passed
+            if drift <= self._drift or passed >= ANCHOR_TICKS:
+                self._period, self._drift = (at - since) / passed, drift
+        if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS:
+            anchors.append((self._passed, at, slop))
+            del anchors[:-MAX_ANCHORS]

@@ -91,7 +91,8 @@ def test_an_update_is_found_and_dated_within_a_millisecond_by_few_readings(
     assert (len(sensor.looks) - looked) / ticks < 3.0
 
 
-def test_no_change_is_taken_for_another_while_the_period_is_not_known_well() -> None:
+@pytest.mark.parametrize("late", [0, 0.3])
+def test_no_change_is_taken_for_another_while_the_period_is_not_known_well(late: float) -> None:
     """A reading beyond the next change shows both as one; before the next, one as two."""
     chance = random.Random(seeds.fresh())
     wrong = []
@@ -103,8 +104,9 @@ def test_no_change_is_taken_for_another_while_the_period_is_not_known_well() -> 
         while t_ns < 3.9 * SECOND:
             t_ns = max(t_ns + 1, sensor.tracker.latest_read_ns)
             t_ns += round(chance.expovariate(1 / 150_000))
+            t_ns += chance.randrange(15 * MS) if chance.random() < late else 0
             tick = sensor.look(t_ns)
-            if tick is not None and t_ns > SECOND // 2:
+            if tick is not None and t_ns > (SECOND if late else SECOND // 2):
                 read = sensor.changes_ns[bisect.bisect_right(sensor.changes_ns, t_ns) - 1]
                 wrong.append(abs(tick.t_ns - read) > 2 * MS)
     assert sum(wrong) / len(wrong) < 0.001
@@ -126,13 +128,16 @@ def test_a_thread_that_always_wakes_late_does_not_look_more_often() -> None:
         def expovariate(self, lambd: float = 1.0) -> float:
             return 140_000 + super().expovariate(1 / 60_000)
 
-    sensor = Sensor(every(100, 120), 1)
-    sensor.chance = Late(1)
-    sensor.run(10 * SECOND)
-    looked = len(sensor.looks)
-    sensor.run(119 * SECOND)
-    assert (len(sensor.looks) - looked) / 1090 < 1.4
-    assert sensor.error_ms(10 * SECOND) < 0.3
+    errors = []
+    for seed in range(4):
+        sensor = Sensor(every(100, 120, seed=seed), 1)
+        sensor.chance = Late(seed)
+        sensor.run(10 * SECOND)
+        looked = len(sensor.looks)
+        sensor.run(119 * SECOND)
+        assert (len(sensor.looks) - looked) / 1090 < 1.1
+        errors.append(sensor.error_ms(10 * SECOND))
+    assert sum(errors) / len(errors) < 0.35  # half of what two readings are apart
 
 
 def test_early_and_late_updates_are_still_dated() -> None:
@@ -265,12 +270,14 @@ def test_readings_wait_for_each_other_only_as_long_as_they_are_punctual() -> Non
         waits = []
         for _ in range(readings):
             waits.append((tracker.latest_read_ns - tracker.next_read_ns) / MS)
-            sensor.look(tracker.latest_read_ns + late_ns)
+            sensor.look(tracker.latest_read_ns + (late_ns if waits[-1] else 80_000))
         return max(waits[1:])
 
     longest_wait_ms(1000, 80_000)
     assert longest_wait_ms(80, 80_000) > 14
-    assert longest_wait_ms(80, 3 * MS) == pytest.approx(12, abs=0.1)
+    longest_wait_ms(80, 3 * MS)
+    # Two readings in 80 date a change, and are punctual: the longest delay fades a little.
+    assert longest_wait_ms(80, 3 * MS) == pytest.approx(12, abs=0.2)
     sensor.look(tracker.latest_read_ns + 2 * SECOND)  # once, the machine or the driver stood still
     longest_wait_ms(400, 80_000)
     assert longest_wait_ms(80, 80_000) > 14
