@@ -314,7 +314,7 @@ class TickTracker:
             self._late += TOOK_SHARE * (delay_ns - self._late)
         if changed:
             self._changed_ns = t_ns
-            return self._newest(high)
+            return self._newest(low, high)
         if self._seen_ns is not None:
             return self._found(self._due - self._spread, self._seen_ns)
         late = low - self._due
@@ -348,11 +348,10 @@ class TickTracker:
             self._plan()
         return tick
 
-    def _newest(self, high: float) -> Tick | None:
-        """Processes a reading until `high` that shows another change."""
-        close = max(0, round((high - self._due) / self._period))
-        doubt = self._spread + close * self._drift + 2 * self._half
-        if close and abs(high - self._due - close * self._period) < doubt:
+    def _newest(self, low: float, high: float) -> Tick | None:
+        """Processes a reading between two times that shows another change."""
+        close = int((high + self._spread - self._due) // self._period)
+        if close > 0 and self._due + close * (self._period + self._drift) + self._spread > low:
             self._skip(close)
             if self._lost:
                 return self._search_again(high)
