@@ -32,7 +32,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".txt")
 PACKAGES = ("zeusd", "zeus_ipc", "zeus_common", "zeus", "zeusctl", "zeus_fleet")
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0")
 
 NODEID = "tests/[^ \n|]+::[^\n|]+"
 
@@ -305,7 +305,8 @@ def main() -> None:
         chance.choice(found) for found in chance.sample(lines, min(options.count, len(lines)))
     ]
     listed = [tuple(line.split(" | ")[:3]) for line in EQUIVALENT.read_text().splitlines()]
-    own = [f"tests/{room}" for room in options.room if (REPOSITORY / f"tests/{room}").exists()]
+    rooms = {re.sub(r"/[^/]*\.py$", "", room) for room in options.room}
+    own = [f"tests/{room}" for room in sorted(rooms) if (REPOSITORY / f"tests/{room}").exists()]
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = Path(folder)

@@ -162,10 +162,13 @@ def test_a_sensor_that_does_not_update_is_reported_and_not_hammered() -> None:
     changes = every(100, 5)
     sensor = Sensor(changes + [change + 60 * SECOND for change in changes], 5)
     sensor.run(5 * SECOND)
-    looked = len(sensor.looks)
+    sensor.run(8 * SECOND)
+    assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=1e-3)  # as it may only pause
     sensor.run(60 * SECOND)
-    assert sum(tick.silent for tick in sensor.ticks) > 300  # about ten a second
-    assert len(sensor.looks) - looked < 55 * 60
+    silent = [tick.t_ns for tick in sensor.ticks if tick.silent]
+    assert silent[0] - changes[-1] == pytest.approx(100 * MS, abs=2 * MS)
+    assert 300 < len(silent) < 11 * 55  # about ten a second
+    assert sum(20 * SECOND < t_ns for t_ns in sensor.looks) < 21 * 40
     sensor.run(65 * SECOND)
     errors = sensor.errors_ms(64 * SECOND)
     assert errors
