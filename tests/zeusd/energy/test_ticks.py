@@ -168,7 +168,7 @@ def test_a_sensor_that_does_not_update_is_reported_and_not_hammered() -> None:
     silent = [tick.t_ns for tick in sensor.ticks if tick.silent]
     assert silent[0] - changes[-1] == pytest.approx(100 * MS, abs=2 * MS)
     assert 300 < len(silent) < 11 * 55  # about ten a second
-    assert sum(20 * SECOND < t_ns for t_ns in sensor.looks) < 21 * 40
+    assert sum(t_ns > 20 * SECOND for t_ns in sensor.looks) < 21 * 40
     sensor.run(65 * SECOND)
     errors = sensor.errors_ms(64 * SECOND)
     assert errors
