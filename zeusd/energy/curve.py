@@ -495,6 +495,13 @@ class EnergyCurve:
         unseen_ns = tick_ns - self._seen_ns(h, min(first, end - 1))
         ends_ns = math.sqrt(min(span_ns, tick_ns) * tick_ns)
         ends_mwns = (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns
+        if unseen_ns <= 0 and last < end:
+            # The energy is known at the ticks, and what may be drawn in between has a limit.
+            near_ns = sum(
+                min(t_ns - h.t_ns[number - 1], h.t_ns[number] - t_ns)
+                for t_ns, number in ((begin_ns, first), (end_ns, last))
+            )
+            ends_mwns = min(ends_mwns, self._ceiling_mw * near_ns / 2)
         parts = [
             self._stamp_mwns(h, first, last, level_mw, snapped),
             STEADY * level_mw * span_ns + self._resolution_mw * span_ns / 2,

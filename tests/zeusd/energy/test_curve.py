@@ -102,6 +102,15 @@ def test_the_newest_ticks_give_what_all_of_them_give(
     assert again.window(end_ns - span_ns, end_ns, aligned, joins) == found
 
 
+def test_at_a_tick_energy_is_known_however_unsteady_the_load_is() -> None:
+    curve = curve_of([50_000, 350_000] * 15)
+    known = curve.window(BEGIN + TICK, BEGIN + 21 * TICK, False)
+    assert known.energy_uj == pytest.approx(400_000_000)
+    assert known.uncertainty_uj < 4_000_000
+    inside = curve.window(BEGIN + TICK // 2, BEGIN + 21 * TICK, False)
+    assert inside.uncertainty_uj > 15_000_000
+
+
 @pytest.mark.parametrize("window_ns", [None, 25 * MS])
 def test_a_window_that_ends_while_the_sensor_is_not_read_may_have_any_energy(
     window_ns: int | None,
