@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import traceback
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -193,11 +194,27 @@ def _loggers() -> list[logging.Logger]:
     return [logging.root, *(one for one in found if isinstance(one, logging.Logger))]
 
 
+class _Bugs(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "event", None) == "bug" and record.exc_info:
+            *_, (frame, _) = traceback.walk_tb(record.exc_info[2])
+            if "/tests/" not in frame.f_code.co_filename:  # else it is on purpose
+                self.seen.append(logging.Formatter().format(record))
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _log_levels() -> Iterator[None]:
-    """Levels that a server in this process sets end with the file: other files count records."""
-    before = {one: one.level for one in _loggers()}
+def _logs() -> Iterator[None]:
+    """Levels that a server in this process sets end with the file: other files count records. No
+    server may report a bug of its own."""
+    before, bugs = {one: one.level for one in _loggers()}, _Bugs()
+    logging.getLogger("zeusd").addHandler(bugs)
     yield
+    logging.getLogger("zeusd").removeHandler(bugs)
+    assert not bugs.seen
     for one in _loggers():
         if one.level != before.get(one, logging.NOTSET):
             one.setLevel(before.get(one, logging.NOTSET))

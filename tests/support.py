@@ -262,6 +262,7 @@ def running_daemon(
             yield daemon.wait_until_serving(gpus)
         finally:
             daemon.stop()
+        assert not daemon.records("bug")
 
 
 def forked(work: Callable[[], object]) -> int:
