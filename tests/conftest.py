@@ -86,6 +86,8 @@ SILENT_S = 600.0
 """After so many seconds in which no worker has ended a test, the run ends: above the timeout of any
 test, and faulthandler's in pyproject.toml, which say more."""
 
+TESTS = os.path.dirname(__file__) + os.sep
+
 AGAIN_S = 20.0
 """Pause between the alarms of a test that has taken too long."""
 
@@ -202,7 +204,7 @@ class _Bugs(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "event", None) == "bug" and record.exc_info:
             *_, (frame, _) = traceback.walk_tb(record.exc_info[2])
-            if "/tests/" not in frame.f_code.co_filename:  # else it is on purpose
+            if not frame.f_code.co_filename.startswith(TESTS):  # else it is on purpose
                 self.seen.append(logging.Formatter().format(record))
 
 
@@ -214,10 +216,10 @@ def _logs() -> Iterator[None]:
     logging.getLogger("zeusd").addHandler(bugs)
     yield
     logging.getLogger("zeusd").removeHandler(bugs)
-    assert not bugs.seen
     for one in _loggers():
         if one.level != before.get(one, logging.NOTSET):
             one.setLevel(before.get(one, logging.NOTSET))
+    assert not bugs.seen
 
 
 def pytest_collection_finish() -> None:

@@ -163,6 +163,7 @@ def test_a_window_continues_over_a_killed_and_a_restarted_daemon(nvml_double: Ma
         least_j = 100 * (end_ns - begin_ns) / 1e9
         most_j = least_j + 120 * (changed_ns - begin_ns) / 1e9
         assert 0.95 * least_j < joules < 1.05 * most_j
+        assert uncertainty_j < joules
         known_ns = max(t_ns for t_ns, *_ in client.timeline(uuid) if t_ns < begin_ns)
         assert uncertainty_j < 0.1 * joules + 250 * (begin_ns - known_ns) / 1e9  # W, at most
         # Earlier samples are also in the history, as the updates that were read.

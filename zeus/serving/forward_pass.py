@@ -115,7 +115,9 @@ def subscribe(address: str) -> zmq.Socket[bytes]:
 def in_turn(passes: list[ForwardPass], since_ns: int) -> list[ForwardPass]:
     """Dates passes that were read together: each ends when the next begins, the last one as it is.
 
-    All ended after `since_ns`: durations that overlap are reduced to what has passed.
+    Args:
+        passes: Passes in the order in which they ended. Their times are ns of CLOCK_MONOTONIC.
+        since_ns: All ended after this time: durations that overlap are reduced to what has passed.
     """
     durations = [one.step.end_ns - one.step.begin_ns for one in passes]
     total = left = sum(durations)

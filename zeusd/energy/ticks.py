@@ -48,8 +48,9 @@ GRAIN_NS = 700_000
 """Shortest useful time between two readings that date a change. It is longer for a reading that
 itself takes longer (an H100's counter: 3 to 16 ms), and all that follows from it is, too."""
 
-SPREAD_MIN = 0.5
-"""Least half-width of the span in which a change is due, in grains."""
+SPREAD_MIN = 0.25
+"""Least half-width of the span in which a change is due, in grains: two readings a grain apart
+halve it when the first is made at its middle."""
 
 LOST = 0.33
 """Half-width of that span, as a share of the period, at which the search starts again."""
@@ -161,6 +162,7 @@ class TickTracker:
         self._changes: list[Span] = []
         self._due = 0.0  # the next change, give or take `_spread`
         self._spread = 0.0
+        self._halves = True
         self._drift = 0.0  # by how much the period may be wrong
         self._dated_ns = 0.0
         self._seen_ns: float | None = None  # when a change was seen that may be another
@@ -255,10 +257,13 @@ class TickTracker:
             del self._changes[0]
 
     def _fit(self, slack_ns: int) -> bool:
-        """Finds the period and the next change, if what is known of the changes leaves few.
+        """Finds the period and the next change.
 
         Args:
             slack_ns: By how much a change may be early or late.
+
+        Returns:
+            Whether what is known of the changes leaves only periods that are much the same.
         """
         spans = [(low - slack_ns, high + slack_ns) for low, high in self._changes]
         pairs = [
@@ -266,9 +271,9 @@ class TickTracker:
             for (earlier, before), (later, after) in itertools.combinations(enumerate(spans), 2)
         ]
         # There is no change between two that were seen in a row, and each of them is one.
-        shortest = max((after[0] - before[1] for before, after, steps in pairs if steps == 1))
+        shortest = max(after[0] - before[1] for before, after, steps in pairs if steps == 1)
         longest = min((after[1] - before[0]) / steps for before, after, steps in pairs)
-        for _ in range(3):
+        for _ in range(3):  # what one pair excludes leaves less to others
             for before, after, _ in pairs:
                 if not 0 < shortest <= longest:
                     return False
@@ -297,7 +302,11 @@ class TickTracker:
         self._reads = 0
         trusted_ns = max(TRUSTED_NS, TRUSTED_GRAINS * self._grain)
         if self._spread > self._grain or self._due - self._dated_ns > trusted_ns:
-            self._read_at(self._due - self._spread - self._took - self._late)
+            # By turns around the span, which shows whether it is right, and from its middle on,
+            # which halves it.
+            self._halves = not self._halves
+            before = 0.0 if self._halves else self._spread
+            self._read_at(self._due - before - self._took - self._late)
             return
         # One that does not date the change.
         after = max(self._spread, GUARD_NS) + 2 * self._took

@@ -128,16 +128,14 @@ def test_a_thread_that_always_wakes_late_does_not_look_more_often() -> None:
         def expovariate(self, lambd: float = 1.0) -> float:
             return 140_000 + super().expovariate(1 / 60_000)
 
-    errors = []
-    for seed in range(4):
-        sensor = Sensor(every(100, 120, seed=seed), 1)
+    for seed in range(1, 9):
+        sensor = Sensor(every(100, 120, seed=seed), seed)
         sensor.chance = Late(seed)
         sensor.run(10 * SECOND)
         looked = len(sensor.looks)
         sensor.run(119 * SECOND)
         assert (len(sensor.looks) - looked) / 1090 < 1.1
-        errors.append(sensor.error_ms(10 * SECOND))
-    assert sum(errors) / len(errors) < 0.35  # half of what two readings are apart
+        assert sensor.error_ms(10 * SECOND) < 0.3
 
 
 def test_early_and_late_updates_are_still_dated() -> None:
@@ -161,7 +159,6 @@ def test_another_period_is_found_again() -> None:
 def test_a_sensor_that_does_not_update_is_reported_and_not_hammered() -> None:
     changes = every(100, 5)
     sensor = Sensor(changes + [change + 60 * SECOND for change in changes], 5)
-    sensor.run(5 * SECOND)
     sensor.run(8 * SECOND)
     assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=1e-3)  # as it may only pause
     sensor.run(60 * SECOND)
@@ -273,14 +270,12 @@ def test_readings_wait_for_each_other_only_as_long_as_they_are_punctual() -> Non
         waits = []
         for _ in range(readings):
             waits.append((tracker.latest_read_ns - tracker.next_read_ns) / MS)
-            sensor.look(tracker.latest_read_ns + (late_ns if waits[-1] else 80_000))
+            sensor.look(tracker.latest_read_ns + late_ns)
         return max(waits[1:])
 
     longest_wait_ms(1000, 80_000)
     assert longest_wait_ms(80, 80_000) > 14
-    longest_wait_ms(80, 3 * MS)
-    # Two readings in 80 date a change, and are punctual: the longest delay fades a little.
-    assert longest_wait_ms(80, 3 * MS) == pytest.approx(12, abs=0.2)
+    assert longest_wait_ms(80, 3 * MS) == pytest.approx(12, abs=0.1)
     sensor.look(tracker.latest_read_ns + 2 * SECOND)  # once, the machine or the driver stood still
     longest_wait_ms(400, 80_000)
     assert longest_wait_ms(80, 80_000) > 14
