@@ -32,6 +32,10 @@ gpus = [gpu.uuid for gpu in client.node().gpus]
 client.set_power_limit(gpus, 150_000)
 print("holding", flush=True)
 """
+"""What each holder begins with. At its end, its limits are restored."""
+
+STAYING = HOLDER + "sys.stdin.read()\n"
+"""A holder that stays until it is killed, or this test ends."""
 
 
 class Site:
@@ -59,7 +63,7 @@ class Site:
     def restored(self) -> bool:
         return self.limits() == [LIMIT] * self.gpus
 
-    def holder(self, source: str = HOLDER, **options: Any) -> subprocess.Popen[str]:
+    def holder(self, source: str = STAYING, **options: Any) -> subprocess.Popen[str]:
         """A process of an ordinary user that holds the power limit of every GPU at 150 W."""
         holder = script(source, self.daemon.socket, **{**as_nobody(), **options})
         assert holder.stdout.readline() == "holding\n"

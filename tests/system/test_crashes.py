@@ -218,7 +218,7 @@ def test_another_load_of_the_driver_invalidates_pending_restores() -> None:
 
 
 def test_a_gpu_that_is_missing_at_the_start_is_restored_when_it_comes(site: Site) -> None:
-    with ending(site.holder(HOLDER + "sys.stdin.read()")) as holder:
+    with ending(site.holder()) as holder:
         site.daemon.kill()
         configuration(site.directory, "[nvml]\nretry_s = 0.1\n" + ALL_MAY)
         handle = "nvmlDeviceGetHandleByIndex_v2"

@@ -17,7 +17,7 @@ from tests.support import (
     script,
     wait_for,
 )
-from tests.system.sites import HOLDER, LIMIT, SET_LIMIT, WAKING, Site, tell
+from tests.system.sites import HOLDER, LIMIT, SET_LIMIT, STAYING, WAKING, Site, tell
 
 
 def test_a_stopped_process_loses_its_leases_and_learns_it_when_it_continues(site: Site) -> None:
@@ -105,7 +105,7 @@ def test_a_lease_is_its_process_and_not_its_shell(site: Site) -> None:
         "print(tool.pid, flush=True)\n"
         "sys.stdin.read()",
         site.daemon.socket,
-        HOLDER + "sys.stdin.read()\n",
+        STAYING,
         start_new_session=True,
     )
     with ending(shell):
@@ -154,6 +154,6 @@ while [lease for lease in client.leases() if lease.pid == int(sys.argv[2])]:
 def test_a_process_that_reuses_the_pid_of_a_dead_holder_gets_no_lease(site: Site) -> None:
     namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*namespace, sys.executable, "-c", PID_REUSE, site.daemon.socket]
-    done = subprocess.run([*command, HOLDER + "sys.stdin.read()", HEIR], timeout=TIMEOUT_S)
+    done = subprocess.run([*command, STAYING, HEIR], timeout=TIMEOUT_S)
     assert done.returncode == 0
     wait_for(site.restored, "the limits to be back")

@@ -24,7 +24,7 @@ from tests.support import (
     script,
     wait_for,
 )
-from tests.system.sites import HOLDER, Site
+from tests.system.sites import Site
 from zeus_ipc import Client, errors
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def test_a_stop_at_any_moment_of_the_start_restores_what_running_jobs_hold(
     where: str, site: Site
 ) -> None:
     """Before the first of these places nothing is open; the second comes before the journal."""
-    with ending(site.holder(HOLDER + "sys.stdin.read()")):
+    with ending(site.holder()):
         site.daemon.kill()
         for number, restored in ((signal.SIGUSR1, False), (signal.SIGTERM, True)):
             program = ("-c", SIGNALLED, where, str(int(number)))
