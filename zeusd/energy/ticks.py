@@ -28,7 +28,11 @@ SLOW_AFTER_NS = 3_000 * MS
 """A sensor with fewer changes than `SEARCH_CHANGES` in this time is read less often."""
 
 AWAY_NS = 10 * SEARCH_POLL_NS
-"""Delay of a reading after which it is not known when the sensor changed meanwhile."""
+"""Delay of a reading after which it is not known how often the sensor changed meanwhile."""
+
+VAGUE = 0.5
+"""Part of the time between two ticks by which both together may be dated wrongly: what is measured
+between them would say little. A change that is nearer is left to the next tick."""
 
 UNRELATED_NS = 5_000 * MS
 """Changes on both sides of such a pause do not determine a period."""
@@ -144,6 +148,9 @@ class TickTracker:
         self._period = 0.0
         self._failures = 0
         self._passed = 0
+        self._last_ns = -GIVE_UP_NS
+        self._slop = self._last_slop = 0.0  # by how much a tick may be dated wrongly, and the last
+        self._left = 0
         self._began_ns = self._changed_ns = now_ns
         self._took = 0.0
         self._grain = float(GRAIN_NS)
@@ -211,7 +218,18 @@ class TickTracker:
         else:
             tick = self._follow(t_ns, changed)
         self._read_ns = t_ns - self._half
-        return tick
+        return self._told(tick)
+
+    def _told(self, tick: Tick | None) -> Tick | None:
+        """The tick, or with the next one if it is not known well enough when it happened."""
+        if tick is None or self._continuous or tick.silent:
+            return tick
+        apart_ns, ticks = tick.t_ns - self._last_ns, self._left + tick.ticks
+        if self._slop + self._last_slop > VAGUE * apart_ns:
+            self._left = ticks
+            return None
+        self._last_ns, self._last_slop, self._left = tick.t_ns, self._slop, 0
+        return tick._replace(ticks=ticks)
 
     # ------------------------------------------------------------------------------------ search
 
@@ -228,17 +246,18 @@ class TickTracker:
         if t_ns - self._changed_ns > UNRELATED_NS:
             self._began_ns, self._changes = t_ns, []  # it did not change until now
         self._moved_ns = self._changed_ns = t_ns
+        apart_ns = t_ns - self._read_ns
+        self._slop = float(apart_ns if away else apart_ns // 2)
         if away:
             self._changes = []
             return Tick(t_ns)
-        at_ns = t_ns - (t_ns - self._read_ns) // 2
         self._changes.append((self._read_ns, t_ns + self._half))
         if len(self._changes) >= SEARCH_CHANGES:
             if t_ns - self._began_ns > GIVE_UP_NS:
                 self._read_continuously(t_ns)
             else:
                 self._settle(t_ns)
-        return Tick(at_ns)
+        return Tick(t_ns - apart_ns // 2)
 
     def _read_continuously(self, t_ns: int) -> None:
         self._continuous = True
@@ -374,6 +393,7 @@ class TickTracker:
         """Processes the change that is due, which happened between two times."""
         narrow = high - low <= 3 * self._step + 2 * self._took
         at, missed = self._date(low, high)
+        self._slop = self._spread
         count = 1 + self._skipped
         self._passed += count
         if narrow:
@@ -423,6 +443,7 @@ class TickTracker:
 
     def _search_again(self, t_ns: float) -> Tick:
         tick = Tick(round(t_ns), 1 + self._skipped)
+        self._slop = self._spread
         self._restart(tick.t_ns)
         self._read_at(t_ns + SEARCH_POLL_NS)
         return tick

@@ -110,8 +110,8 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(
                 attributed_j = ledger.phases["shared"]
                 daemon.start_again()
                 daemon.wait_until_serving(1)
-                # One update that zeusd dated late, as it began on a busy machine, may refuse all
-                # requests of so short a time; more updates outweigh it.
+                # Until it works again the GPU draws less than such steps do; more updates outweigh
+                # that.
                 work_until(
                     daemon,
                     lambda: len(taken) > before + 25 and ledger.phases["shared"] > attributed_j,

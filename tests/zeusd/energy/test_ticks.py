@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import random
 
 import pytest
@@ -110,6 +111,30 @@ def test_no_change_is_taken_for_another_while_the_period_is_not_known_well(late:
                 read = sensor.changes_ns[bisect.bisect_right(sensor.changes_ns, t_ns) - 1]
                 wrong.append(abs(tick.t_ns - read) > 2 * MS)
     assert sum(wrong) / len(wrong) < 0.001
+
+
+def test_the_time_between_two_ticks_is_known_although_the_reader_stands_still() -> None:
+    """Else what was drawn over a second would seem to be drawn within a few milliseconds."""
+    chance = random.Random(seeds.fresh())
+    wrong, apart_ns = [], []
+    for _ in range(seeds.tries(90)):
+        period_ms = chance.uniform(20, 100)
+        sensor = Sensor(every(period_ms, 12, seed=chance.randrange(10**6)), 1)
+        reads: list[tuple[int, int]] = []
+        t_ns = 0
+        while t_ns < 10 * SECOND:
+            t_ns = max(t_ns + 1, sensor.tracker.latest_read_ns)
+            t_ns += round(chance.expovariate(1 / 150_000))
+            t_ns += chance.randrange(2 * SECOND) if chance.random() < 0.05 else 0
+            tick = sensor.look(t_ns)
+            if tick is not None and not tick.silent:
+                read = bisect.bisect_right(sensor.changes_ns, t_ns) - 1
+                reads.append((tick.t_ns, sensor.changes_ns[read]))
+        for (first_ns, first), (last_ns, last) in itertools.pairwise(reads):
+            wrong.append(abs((last_ns - first_ns) - (last - first)) > 0.5 * (last_ns - first_ns))
+            apart_ns.append(last_ns - first_ns)
+    assert sum(wrong) / len(wrong) < 0.001
+    assert max(apart_ns) < 8 * SECOND
 
 
 @pytest.mark.parametrize("slower_ms", [-3, -1, 1, 2, 3])
