@@ -201,7 +201,7 @@ class ChangeSearch:
             room_s = np.minimum.reduceat(room_s, starts)[:, None] * number.sum(axis=1)[:, None]
             possible = (saved_j > 0) & (longer_s <= room_s)
             changes = []
-            for cost in (longer_s, -saved_j / np.maximum(longer_s, 1e-300)):
+            for cost in (longer_s, -saved_j / np.maximum(longer_s, 1e-200)):
                 # The least slowdown that saves any, and what saves most for its time.
                 best = np.where(possible, cost, np.inf).argmin(axis=1)
                 saved = np.where(possible[each, best], saved_j[each, best], 0.0)
