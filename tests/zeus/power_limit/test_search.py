@@ -214,6 +214,20 @@ def test_short_steps_of_a_job_that_a_limit_reaches_are_searched(seed: int) -> No
     assert regret(searching, job, Energy()) < 0.03
 
 
+def test_waiting_for_the_first_energy_is_no_part_of_the_search() -> None:
+    """As of a zeusd that gets no CPU for seconds: the highest limit costs nothing meanwhile."""
+    searching = adaptive(Energy())
+    held = search(searching, Job(0), late=60)
+    assert len(set(held)) > 1
+    assert searching.reason == ""
+
+
+def test_a_search_that_measured_only_the_highest_limit_says_so() -> None:
+    searching = adaptive(Energy())
+    searching.add(Job(0).run(LIMITS[0], 5))
+    assert searching.reason == "no other was measured in time"
+
+
 class _Flat(Job):
     """Draws 88 W, which no limit lowers, and saves one uncertain percent at the lowest."""
 

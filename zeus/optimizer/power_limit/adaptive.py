@@ -129,6 +129,9 @@ class Adaptive(Search):
     @override
     def next(self, current_mw: int, position: int, outstanding: Outstanding) -> LimitTrial | None:
         self._outstanding = outstanding
+        if not self.samples and self._begun_at is not None:  # waiting for the first is no search
+            first = self._trial(self.limits_mw[0], 0)
+            self._begun_at = max(self._begun_at, position - first.warmup_steps - first.steps)
         # A piece's energy arrives a little later; continue measuring until the first one has.
         if current_mw and self._since is not None and not self._seen(current_mw):
             return LimitTrial(current_mw, 0, self.piece)
@@ -151,6 +154,8 @@ class Adaptive(Search):
     def reason(self) -> str:
         if self._named and self.samples and self._unreached():
             return "no limit lowers the power that this job draws"
+        if len(self.limits_mw) > 1 and len({one.power_limit_mw for one in self.samples}) == 1:
+            return "no other was measured in time"
         return ""
 
     @override
