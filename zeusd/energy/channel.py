@@ -53,6 +53,10 @@ AWAITED_NS, UNHURRIED_NS, PATIENT_NS = 40 * MS, 200 * MS, 400 * MS
 reading takes half a millisecond, and the driver keeps the samples of two seconds."""
 
 
+VAGUE = 0.5
+"""Part of the time between two ticks by which both together may be dated wrongly: a quotient of
+what the counter has grown and that time would say nothing. Such a change is left to the next."""
+
 FEW = 10
 """Samples from which it is seen whether they cover all time."""
 
@@ -106,6 +110,7 @@ class Channel:
         self._ceiling_mw = round(EXCURSION * limit_mw)
         self._period_ns = expected_period_ns(self._meter.window_ns)
         self._key: tuple[int | None, int | None] | None = None
+        self._slop_ns = 0  # of the last tick
 
     @property
     def history(self) -> History:
@@ -270,7 +275,7 @@ class Channel:
         """Records the ticks whose energy was to be computed later."""
         edge = None
         for sensors, tick, period_ns in self._deferred:
-            edge = self._record(sensors, tick.t_ns, tick.ticks, period_ns) or edge
+            edge = self._record(sensors, tick, period_ns) or edge
         self._deferred.clear()
         if edge is not None:
             self._history.keep(edge.counted_uj, self._meter.raw_mj)
@@ -299,26 +304,30 @@ class Channel:
         tick = self._tracker.observe(sensors.t_ns, changed, sensors.took_ns)
         if tick is None or (tick.silent and not self._meter.stands_still(sensors)):
             return None
-        edge = self._record(sensors, tick.t_ns, tick.ticks, self._tracker.period_ns)
+        edge = self._record(sensors, tick, self._tracker.period_ns)
         if edge is not None:
             self._history.keep(edge.counted_uj, self._meter.raw_mj)
         return edge
 
-    def _record(
-        self, sensors: SensorValues, t_ns: int, count: int, period_ns: int | None
-    ) -> Edge | None:
-        last_ns = self._history.ends_ns
-        if self._meter.raw_mj is not None:
+    def _record(self, sensors: SensorValues, tick: Tick, period_ns: int | None) -> Edge | None:
+        t_ns, last_ns = tick.t_ns, self._history.ends_ns
+        counts = self._meter.raw_mj is not None
+        if counts:
             t_ns -= self._timing.lag_ns
         if last_ns and t_ns <= last_ns:
             return None
         passed_ns = t_ns - last_ns if last_ns else self._period_ns
+        slop_ns = self._slop_ns + tick.slop_ns
+        if counts and not self._meter.stuck and last_ns and slop_ns > VAGUE * passed_ns:
+            return None
+        self._slop_ns = tick.slop_ns
         if period_ns is None:
             self._period_ns = min(self._period_ns, passed_ns)
         else:
             self._period_ns = period_ns
-            if count:
-                passed_ns = count * period_ns
+            whole_ns = round(passed_ns / period_ns) * period_ns
+            if whole_ns and abs(passed_ns - whole_ns) <= slop_ns:
+                passed_ns = whole_ns
         edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
         if period_ns is not None and last_ns:
             self._least_mw = min(self._least_mw, edge.level_mw)

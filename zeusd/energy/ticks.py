@@ -30,10 +30,6 @@ SLOW_AFTER_NS = 3_000 * MS
 AWAY_NS = 10 * SEARCH_POLL_NS
 """Delay of a reading after which it is not known how often the sensor changed meanwhile."""
 
-VAGUE = 0.5
-"""Part of the time between two ticks by which both together may be dated wrongly: what is measured
-between them would say little. A change that is nearer is left to the next tick."""
-
 UNRELATED_NS = 5_000 * MS
 """Changes on both sides of such a pause do not determine a period."""
 
@@ -113,12 +109,12 @@ class Tick(NamedTuple):
 
     Attributes:
         t_ns: When it happened.
-        ticks: Ticks since the previous change, read or not; 0: the sensor changes all the time.
+        slop_ns: By how much that may be wrong.
         silent: Whether a change was due but the reading stayed the same.
     """
 
     t_ns: int
-    ticks: int = 1
+    slop_ns: int = 0
     silent: bool = False
 
 
@@ -148,9 +144,6 @@ class TickTracker:
         self._period = 0.0
         self._failures = 0
         self._passed = 0
-        self._last_ns = -GIVE_UP_NS
-        self._slop = self._last_slop = 0.0  # by how much a tick may be dated wrongly, and the last
-        self._left = 0
         self._began_ns = self._changed_ns = now_ns
         self._took = 0.0
         self._grain = float(GRAIN_NS)
@@ -210,7 +203,7 @@ class TickTracker:
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
         elif self._continuous:
-            tick = Tick(t_ns, 0, silent=not changed)
+            tick = Tick(t_ns, silent=not changed)
             self._read_at(t_ns + CONTINUOUS_NS)
             self._silent = 0 if changed else self._silent + 1
             if self._silent > MAX_SILENT:
@@ -218,18 +211,7 @@ class TickTracker:
         else:
             tick = self._follow(t_ns, changed)
         self._read_ns = t_ns - self._half
-        return self._told(tick)
-
-    def _told(self, tick: Tick | None) -> Tick | None:
-        """The tick, or with the next one if it is not known well enough when it happened."""
-        if tick is None or self._continuous or tick.silent:
-            return tick
-        apart_ns, ticks = tick.t_ns - self._last_ns, self._left + tick.ticks
-        if self._slop + self._last_slop > VAGUE * apart_ns:
-            self._left = ticks
-            return None
-        self._last_ns, self._last_slop, self._left = tick.t_ns, self._slop, 0
-        return tick._replace(ticks=ticks)
+        return tick
 
     # ------------------------------------------------------------------------------------ search
 
@@ -247,17 +229,16 @@ class TickTracker:
             self._began_ns, self._changes = t_ns, []  # it did not change until now
         self._moved_ns = self._changed_ns = t_ns
         apart_ns = t_ns - self._read_ns
-        self._slop = float(apart_ns if away else apart_ns // 2)
         if away:
             self._changes = []
-            return Tick(t_ns)
+            return Tick(t_ns, min(apart_ns, STILL_NS))
         self._changes.append((self._read_ns, t_ns + self._half))
         if len(self._changes) >= SEARCH_CHANGES:
             if t_ns - self._began_ns > GIVE_UP_NS:
                 self._read_continuously(t_ns)
             else:
                 self._settle(t_ns)
-        return Tick(t_ns - apart_ns // 2)
+        return Tick(t_ns - apart_ns // 2, apart_ns // 2)
 
     def _read_continuously(self, t_ns: int) -> None:
         self._continuous = True
@@ -322,8 +303,8 @@ class TickTracker:
         trusted_ns = max(TRUSTED_NS, TRUSTED_GRAINS * self._grain)
         if self._spread > self._grain or self._due - self._dated_ns > trusted_ns:
             # By turns around the span, which shows whether it is right, and from its middle on,
-            # which halves it.
-            self._halves = not self._halves
+            # which halves it; around it until it is right.
+            self._halves = not (self._halves or self._misses)
             before = 0.0 if self._halves else self._spread
             self._read_at(self._due - before - self._took - self._late)
             return
@@ -367,7 +348,7 @@ class TickTracker:
     def _quiet(self, ticks: int) -> Tick:
         """Processes a number of due changes that did not happen."""
         self._skip(ticks)
-        tick = Tick(round(self._due - self._period), ticks, silent=True)
+        tick = Tick(round(self._due - self._period), round(self._spread), silent=True)
         self._silent += ticks
         if self._silent > MAX_SILENT:
             self._restart(tick.t_ns)
@@ -393,9 +374,8 @@ class TickTracker:
         """Processes the change that is due, which happened between two times."""
         narrow = high - low <= 3 * self._step + 2 * self._took
         at, missed = self._date(low, high)
-        self._slop = self._spread
-        count = 1 + self._skipped
-        self._passed += count
+        tick = Tick(round(at), round(self._spread))
+        self._passed += 1 + self._skipped
         if narrow:
             self._dated_ns = at
             self._time_period(at, (high - low) / 2)
@@ -414,7 +394,7 @@ class TickTracker:
             # The next change may already be due if this thread was delayed.
             soon = round(high + SPREAD_MIN * self._grain)
             self._read_at(max(self.next_read_ns, soon), max(self.latest_read_ns, soon))
-        return Tick(round(at), count)
+        return tick
 
     def _date(self, low: float, high: float) -> tuple[float, bool]:
         """When the change happened, and whether that was predicted wrongly."""
@@ -431,7 +411,7 @@ class TickTracker:
             self._anchors = []
             ticks = max(1, round((due - self._dated_ns) / self._period))
             self._drift = max(self._drift, beyond / ticks)
-        early = self._reads == 1 and high < due
+        early = self._reads == 1 and not self._halves and high < due
         missed = beyond > self._grain or early
         if missed:
             self._spread = max(2 * self._spread, beyond)
@@ -442,8 +422,7 @@ class TickTracker:
         return self._spread > LOST * self._period
 
     def _search_again(self, t_ns: float) -> Tick:
-        tick = Tick(round(t_ns), 1 + self._skipped)
-        self._slop = self._spread
+        tick = Tick(round(t_ns), round(self._spread))
         self._restart(tick.t_ns)
         self._read_at(t_ns + SEARCH_POLL_NS)
         return tick

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +16,7 @@ from zeusd.energy.meter import (
     EXACT,
     FAR_MJ,
     STUCK_TICKS,
+    Edge,
     GpuMeter,
     SensorTiming,
     sensor_timing,
@@ -157,6 +160,109 @@ def test_nothing_is_counted_twice_after_a_pause_of_readings(after_ticks: int, co
     assert last.energy_uj - first.energy_uj == pytest.approx(drawn_uj, abs=2.5 * 520_000)
     for edge, following in itertools.pairwise(edges):
         assert following.energy_uj > edge.energy_uj
+
+
+def read_with_pauses(
+    pauses: Callable[[int], int], counts: bool, tick_ns: int, until_ns: int
+) -> list[Edge]:
+    """The edges of a GPU at 400 W whose reader is late, by so much at a time, ns."""
+    channel = channel_of(7, "NVIDIA A40", 500_000)
+    edges, t_ns = [], 0
+    while t_ns < until_ns:
+        t_ns = max(channel.next_read_ns, t_ns + MS // 10)
+        t_ns += pauses(t_ns)
+        ticks = t_ns // tick_ns
+        counter_mj = 1_000 + ticks * tick_ns * 400_000 // 10**9 if counts else None
+        edge = channel.observe(reading(t_ns, counter_mj, 400_000 + ticks % 2))
+        if edge is not None:
+            edges.append(edge)
+    return edges
+
+
+@pytest.mark.parametrize("tick_ms", [20, 100])
+@pytest.mark.parametrize("counts", [True, False])
+def test_power_is_the_truth_although_the_reader_stands_still_now_and_then(
+    tick_ms: int, counts: bool
+) -> None:
+    """Else what was drawn over a second would seem to be drawn within some milliseconds."""
+    chance = random.Random(seeds.fresh())
+    far = []
+    for _ in range(seeds.tries(90)):
+
+        def pause(t_ns: int) -> int:
+            return chance.randrange(2_000 * MS) if chance.random() < 0.03 else 0
+
+        edges = read_with_pauses(pause, counts, tick_ms * MS, 10_000 * MS)
+        for edge, following in itertools.pairwise(edges[1:]):
+            grown_mw = (following.energy_uj - edge.energy_uj) * MS / (following.t_ns - edge.t_ns)
+            far += [not 250_000 < mw < 800_000 for mw in (grown_mw, following.level_mw)]
+    assert sum(far) / len(far) < 0.002
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("pause_ms", [300, 1_000, 5_000])
+def test_a_reader_that_stands_still_once_has_ticks_soon_after(counts: bool, pause_ms: int) -> None:
+    for after_ms in (10, 90, 250, 450, 1_500):
+        stopped: list[int] = []
+
+        def pause(t_ns: int, after_ms: int = after_ms, stopped: list[int] = stopped) -> int:
+            if stopped or t_ns < after_ms * MS:
+                return 0
+            stopped.append(t_ns + pause_ms * MS)
+            return pause_ms * MS
+
+        edges = read_with_pauses(pause, counts, TICK, 10_000 * MS)
+        first = next(edge.t_ns for edge in edges if edge.t_ns > stopped[0])
+        assert first - stopped[0] < 900 * MS
+
+
+def test_power_is_that_of_whole_ticks_and_otherwise_of_the_time_that_passed() -> None:
+    edges = read_with_pauses(lambda _: 0, True, TICK, 10_000 * MS)
+    levels = [edge.level_mw for edge in edges if edge.t_ns > 2_000 * MS]
+    assert levels == pytest.approx([400_000] * len(levels), rel=1e-3)
+    chance = random.Random(seeds.fresh())
+    edges = read_with_pauses(lambda _: chance.randrange(8 * MS), True, MS, 10_000 * MS)
+    levels = [edge.level_mw for edge in edges if edge.t_ns > 2_000 * MS]
+    assert min(levels) > 360_000
+    assert max(levels) < 440_000
+
+
+def test_power_that_was_the_same_for_seconds_says_nothing_of_the_next_tick() -> None:
+    """Without a counter, ticks at which it stays the same are only assumed."""
+    channel = channel_of(7, "NVIDIA A40", 500_000)
+    levels, t_ns = [], 0
+    while t_ns < 10_000 * MS:
+        t_ns = max(channel.next_read_ns, t_ns + MS // 10)
+        ticks = t_ns // TICK
+        edge = channel.observe(reading(t_ns, None, 200_000 + (ticks % 2 if ticks % 40 > 20 else 0)))
+        levels += [] if edge is None else [edge.level_mw]
+    assert len(levels) > 80
+    assert min(levels) > 180_000
+    assert max(levels) < 220_000
+
+
+def test_no_power_is_left_out_where_it_alone_is_known() -> None:
+    """Although it is read late each time, so that the sensor's period is not found."""
+    chance = random.Random(seeds.fresh())
+    errors = []
+    for _ in range(8):
+        channel = channel_of(7, "NVIDIA A40", 500_000)
+        ends = list(itertools.accumulate(chance.randrange(300, 900) for _ in range(80)))
+        edges, t_ns = [], 0
+        while t_ns < 40_000 * MS:
+            t_ns = max(channel.next_read_ns, t_ns) + chance.randrange(40 * MS, 100 * MS)
+            ticks = t_ns // (20 * MS)
+            load = bisect.bisect_right(ends, ticks * 20) % 2
+            edge = channel.observe(reading(t_ns, None, (400_000 if load else 60_000) + ticks % 2))
+            edges += [] if edge is None else [edge]
+        drawn_mj = 0.0
+        for number, end in enumerate(ends):
+            begin = ends[number - 1] if number else 0
+            low, high = (max(edges[0].t_ns, begin * MS), min(edges[-1].t_ns, end * MS))
+            drawn_mj += max(0, high - low) / 10**9 * (400_000 if number % 2 else 60_000)
+        errors.append(edges[-1].energy_uj / 1000 / drawn_mj - 1)
+    assert max(map(abs, errors)) < 0.1
+    assert sum(error * error for error in errors) ** 0.5 / 8**0.5 < 0.03
 
 
 @pytest.mark.parametrize("phase", [0.1, 0.4, 0.7, 0.95])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import random
 
 import pytest
@@ -113,30 +112,6 @@ def test_no_change_is_taken_for_another_while_the_period_is_not_known_well(late:
     assert sum(wrong) / len(wrong) < 0.001
 
 
-def test_the_time_between_two_ticks_is_known_although_the_reader_stands_still() -> None:
-    """Else what was drawn over a second would seem to be drawn within a few milliseconds."""
-    chance = random.Random(seeds.fresh())
-    wrong, apart_ns = [], []
-    for _ in range(seeds.tries(90)):
-        period_ms = chance.uniform(20, 100)
-        sensor = Sensor(every(period_ms, 12, seed=chance.randrange(10**6)), 1)
-        reads: list[tuple[int, int]] = []
-        t_ns = 0
-        while t_ns < 10 * SECOND:
-            t_ns = max(t_ns + 1, sensor.tracker.latest_read_ns)
-            t_ns += round(chance.expovariate(1 / 150_000))
-            t_ns += chance.randrange(2 * SECOND) if chance.random() < 0.05 else 0
-            tick = sensor.look(t_ns)
-            if tick is not None and not tick.silent:
-                read = bisect.bisect_right(sensor.changes_ns, t_ns) - 1
-                reads.append((tick.t_ns, sensor.changes_ns[read]))
-        for (first_ns, first), (last_ns, last) in itertools.pairwise(reads):
-            wrong.append(abs((last_ns - first_ns) - (last - first)) > 0.5 * (last_ns - first_ns))
-            apart_ns.append(last_ns - first_ns)
-    assert sum(wrong) / len(wrong) < 0.001
-    assert max(apart_ns) < 8 * SECOND
-
-
 @pytest.mark.parametrize("slower_ms", [-3, -1, 1, 2, 3])
 def test_a_period_that_was_misjudged_at_first_is_corrected(slower_ms: int) -> None:
     seed = seeds.fresh()
@@ -197,13 +172,13 @@ def test_a_sensor_that_does_not_update_is_reported_and_not_hammered() -> None:
     assert max(errors) < 1.5
 
 
-def test_missed_updates_are_counted() -> None:
+def test_the_last_of_several_updates_that_were_missed_is_dated() -> None:
     sensor = Sensor(every(100, 30), 1)
     sensor.run(10 * SECOND)
     before = sensor.ticks[-1]
     tick = sensor.look(sensor.looks[-1] + 1_050 * MS)
     assert tick is not None
-    assert tick.ticks == round((tick.t_ns - before.t_ns) / (100 * MS)) >= 10
+    assert round((tick.t_ns - before.t_ns) / (100 * MS)) >= 10
     assert min(sensor.errors_ms(tick.t_ns)) < 1.0
 
 
@@ -263,7 +238,7 @@ def test_one_failed_reading_loses_no_update() -> None:
     sensor.tracker.failed(sensor.looks[-1])
     sensor.run(12 * SECOND)
     assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=1e-3)
-    assert sum(tick.ticks for tick in sensor.ticks if tick.t_ns > 9 * SECOND) in (30, 31)
+    assert sum(tick.t_ns > 9 * SECOND for tick in sensor.ticks) in (30, 31)
 
 
 @pytest.mark.parametrize("held_up_ms", [0, 4])
