@@ -56,10 +56,11 @@ def test_a_lower_limit_costs_time_and_saves_energy(followed: Followed) -> None:
     (plain,) = _RESULT.findall(followed.of("python train.py"))
     (limited,) = _RESULT.findall(followed.of("zeusctl set 0 --power-limit 150"))
     # Beside other work a job may take any more time, but none takes less than its GPU's work.
-    shown_s, _ = _RESULT.findall(PAGE.read_text())[0]
-    assert float(plain[0]) > 0.97 * float(shown_s)
-    assert float(limited[0]) > 1.05 * float(shown_s)
+    shown_s = float(_RESULT.findall(PAGE.read_text())[0][0])
+    assert float(plain[0]) > 0.97 * shown_s
+    assert float(limited[0]) > 1.05 * shown_s
     assert float(limited[1]) < 0.85 * float(plain[1])
+    assert float(limited[1]) / float(limited[0]) < 150
 
 
 def test_the_limit_of_a_killed_job_is_restored(followed: Followed) -> None:
