@@ -77,17 +77,18 @@ def public_directory() -> Iterator[Path]:
 _PORTS: list[socket.socket] = []
 
 
+def open_descriptors(kind: str) -> int:
+    """How many this process has, such as of `pidfd` or `anon_inode`."""
+    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+    return sum(kind in os.readlink(link) for link in links if link.is_symlink())
+
+
 @pytest.fixture(autouse=True)
 def pidfds_are_closed() -> Iterator[None]:
     """Fails a test that leaves descriptors of processes open; for a module that imports it."""
-
-    def count() -> int:
-        links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-        return sum("pidfd" in os.readlink(link) for link in links if link.is_symlink())
-
-    before = count()
+    before = open_descriptors("pidfd")
     yield
-    assert count() == before
+    assert open_descriptors("pidfd") == before
 
 
 def free_port() -> int:

@@ -282,6 +282,8 @@ class _Running:
         self._thread.join(_STOP_S + self._engine.settle_s + 1.0)
         settled = self._journal.empty
         self._engine.close()
+        if not self._thread.is_alive():
+            self._reactor.close()
         if settled:
             self._journal.delete()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import wait_for
+from tests.support import open_descriptors, wait_for
 from zeus_ipc.client import Client
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import RequestRejected
@@ -77,6 +78,16 @@ def client(tmp_path: Path, disk: Disk, engines: list[Engine]) -> Iterator[Client
             yield client
     finally:
         node.close()
+
+
+def test_a_closed_client_of_an_embedded_engine_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    node = open_node(Options(), "2xv100-pcie:setter_ms=0", str(tmp_path / "devices"))
+    with contextlib.closing(node):
+        before = open_descriptors("anon_inode")
+        with embed.connect(node, state_dir=str(tmp_path / "state")) as client:
+            client.set_power_limit(client.node().gpus[0].uuid, 200_000)
+            assert open_descriptors("anon_inode") > before
+        wait_for(lambda: open_descriptors("anon_inode") == before, "all to be closed")
 
 
 def test_clocks_that_cannot_be_read_are_synced_once_for_each_lease(

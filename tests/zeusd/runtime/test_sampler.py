@@ -101,7 +101,7 @@ def test_a_tick_that_nobody_awaits_is_recorded_later_as_it_would_have_been_at_on
         (source,) = node.sources
         read, history = source.read, source.history
         source.read = lambda streamed, _=True: read(streamed, awaited)  # type: ignore[method-assign]  # of one object
-        node.clock.sleep(9.9)
+        node.clock.sleep(9.5)
         recorded = history.ticks.end
         columns = [source.history.ticks.column(one) for one in range(4)]
         assert node.clock() - source.history.ends_ns < 40_000_000
@@ -150,7 +150,7 @@ def test_the_energy_of_a_call_that_hung_is_spread_over_its_time(
 
 def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> None:
     node = Sampled("v100:setter_ms=0")
-    node.clock.sleep(9.9)
+    node.clock.sleep(9.5)
     sampler, (source,), (name,) = node.sampler, node.sources, node.sampler.names()
     read = source.read
     node.reported.clear()
@@ -170,7 +170,7 @@ def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> N
 
 def test_the_last_ticks_are_in_the_history_after_a_stop() -> None:
     node = Sampled("v100:setter_ms=0")
-    node.clock.sleep(9.9)
+    node.clock.sleep(9.5)
     history = node.sources[0]._channel._history
     assert node.clock() - history.ends_ns > 100_000_000
     node.sampler.stop()
