@@ -270,12 +270,14 @@ class ControlMachine:
         until_ns = now_ns + self._settle_ns
         self.values = Values(restore.values, dict.fromkeys(restore.doubts, until_ns))
         self._taken_over_ns = until_ns if restore.doubts else 0
-        moved = restore.target not in (*restore.values, self.target) and not self.spec.merges
+        moved = restore.target != self.target and not self.spec.merges
         if self.spec.readable and restore.values and moved:
-            # The site's target was another then, and writing it needed no record of its own; nor is
-            # it known what the driver made of it.
-            doubts = {restore.target: until_ns, **self.values.doubts}
-            self.values = Values((restore.target, *restore.values), doubts)
+            # The site's target was another then, and writing it needed no record of its own; nor
+            # did the present one if the disk was full. What the driver made of them is not known.
+            targets = (restore.target, self.target)
+            unlisted = [target for target in targets if target not in restore.values]
+            doubts = dict.fromkeys(unlisted, until_ns) | self.values.doubts
+            self.values = Values((*unlisted, *restore.values), doubts)
         self.life.on(ControlEvent.TAKE)
         self.holding.begin(lease, now_ns + (restore.ttl_ns >> restore.recoveries))
         if restore.ending or ending is not None:

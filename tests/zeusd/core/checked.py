@@ -104,7 +104,11 @@ class Checked(World):
                 anything = newest_lost and restore.values
                 known_values = {_own(control, one) for one in listed}
                 in_list = _own(control, value) in known_values
-                assert in_list or anything or self._made_of(restore, value), (
+                made = any(
+                    self._made_of(replace(restore, target=one), value)
+                    for one in (restore.target, *self.targets[key])
+                )
+                assert in_list or anything or made, (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
             elif known:
@@ -216,6 +220,8 @@ class Checked(World):
 
     def _submit(self, call: Read | Write) -> None:
         """The value that a ceiling allows is decided when the call begins; it may change later."""
+        if isinstance(call, Write):
+            self.targets[(call.gpu, call.control)].add(call.restore.target)
         if isinstance(call, Write) and call.control is Control.POWER_LIMIT:
             machine = self.machine(call.gpu, call.control)
             over = "" if machine.lease is None else machine.lease.over

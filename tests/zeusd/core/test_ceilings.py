@@ -19,7 +19,7 @@ from tests.zeusd.core.world import (
 )
 from zeus_ipc.controls import Control
 from zeusd.core.bounds import Ceilings
-from zeusd.core.entries import CeilingEntry
+from zeusd.core.entries import PENDING, CeilingEntry, key_of
 from zeusd.core.model import GpuFacts
 from zeusd.core.policy import SitePolicy
 
@@ -325,6 +325,26 @@ def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_rel
     world.advance(70)
     assert world.limit_w() == 220
     assert not world.core.node.gpus[GPU0].machines[Control.POWER_LIMIT].bounds.rests_elsewhere
+
+
+@pytest.mark.parametrize("newest_w", [190, 300])
+def test_what_a_driver_made_of_a_ceiling_that_a_full_disk_did_not_record_is_zeusds(
+    world: World, newest_w: int
+) -> None:
+    bound(world, 190)
+    world.hold = True
+    world.ask(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=[170_000])
+    entry = dict(world.journal[key_of(PENDING, *POWER)])
+    entry |= {"target": [190_000], "values": [[newest_w * 1000]], "doubts": []}
+    world.journal[key_of(PENDING, *POWER)] = entry
+    world.values[POWER] = (168_000,)  # rounded up from 165 W
+    world.hold = False
+    world.restart()
+    world.advance(10)
+    assert world.limit_w() == 170
+    bound(world, None)
+    world.advance(10)
+    assert world.limit_w() == 300
 
 
 def test_a_control_that_is_found_while_the_driver_is_closed_waits_for_resume() -> None:
