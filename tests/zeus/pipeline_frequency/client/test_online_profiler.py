@@ -285,8 +285,10 @@ def test_readings_cover_what_the_sensor_in_use_covers(
 ) -> None:
     """A superchip's power stands in for a counter that counts the module."""
     node = virtual_node(f"{gpu}:setter_ms=0")
-    sensor = FrequencyController().sensor()
+    controller = FrequencyController()
+    sensor = controller.sensor()
     node.clock.sleep(10)
+    controller.end()
     assert sensor.window_ns == covered_ns
 
 
