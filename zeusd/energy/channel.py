@@ -311,14 +311,14 @@ class Channel:
 
     def _record(self, sensors: SensorValues, tick: Tick, period_ns: int | None) -> Edge | None:
         t_ns, last_ns = tick.t_ns, self._history.ends_ns
-        counts = self._meter.raw_mj is not None
-        if counts:
+        if self._meter.raw_mj is not None:
             t_ns -= self._timing.lag_ns
         if last_ns and t_ns <= last_ns:
             return None
         passed_ns = t_ns - last_ns if last_ns else self._period_ns
         slop_ns = self._slop_ns + tick.slop_ns
-        if counts and not self._meter.stuck and last_ns and slop_ns > VAGUE * passed_ns:
+        counts = self._meter.raw_mj is not None and not self._meter.stuck
+        if counts and last_ns and slop_ns > VAGUE * passed_ns:
             return None
         self._slop_ns = tick.slop_ns
         if period_ns is None:
@@ -326,7 +326,7 @@ class Channel:
         else:
             self._period_ns = period_ns
             whole_ns = round(passed_ns / period_ns) * period_ns
-            if whole_ns and abs(passed_ns - whole_ns) <= slop_ns:
+            if counts and whole_ns and abs(passed_ns - whole_ns) <= slop_ns:
                 passed_ns = whole_ns
         edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
         if period_ns is not None and last_ns:

@@ -41,6 +41,9 @@ STILL_TICK_NS = 100 * MS
 """A sensor without a change for the first time, which is three of the longest period, is assumed to
 tick silently with the second period: without a counter, a steady power is all that there is."""
 
+AGAIN_NS = 600_000 * MS
+"""Its period is searched again after this: its readings may only have been late."""
+
 CONTINUOUS_NS = 20 * MS
 """Period at which a sensor that changes at every reading is read."""
 
@@ -206,7 +209,8 @@ class TickTracker:
             tick = Tick(t_ns, silent=not changed)
             self._read_at(t_ns + CONTINUOUS_NS)
             self._silent = 0 if changed else self._silent + 1
-            if self._silent > MAX_SILENT:
+            if self._silent > MAX_SILENT or t_ns - self._began_ns > AGAIN_NS:
+                self._began_ns = t_ns
                 self._restart(t_ns)
         else:
             tick = self._follow(t_ns, changed)
@@ -231,14 +235,16 @@ class TickTracker:
         apart_ns = t_ns - self._read_ns
         if away:
             self._changes = []
-            return Tick(t_ns, min(apart_ns, STILL_NS))
+            # The last of several changes: one or some dozens of milliseconds ago, as sensors go.
+            early_ns = min(apart_ns, STILL_TICK_NS) // 4
+            return Tick(t_ns - early_ns, 3 * early_ns)
         self._changes.append((self._read_ns, t_ns + self._half))
         if len(self._changes) >= SEARCH_CHANGES:
             if t_ns - self._began_ns > GIVE_UP_NS:
                 self._read_continuously(t_ns)
             else:
                 self._settle(t_ns)
-        return Tick(t_ns - apart_ns // 2, apart_ns // 2)
+        return Tick(t_ns - apart_ns // 2, apart_ns // 2 + self._half)
 
     def _read_continuously(self, t_ns: int) -> None:
         self._continuous = True
@@ -422,7 +428,8 @@ class TickTracker:
         return self._spread > LOST * self._period
 
     def _search_again(self, t_ns: float) -> Tick:
-        tick = Tick(round(t_ns), round(self._spread))
+        slop_ns = self._period + self._spread  # it may have been this change or the one before
+        tick = Tick(round(t_ns), round(slop_ns))
         self._restart(tick.t_ns)
         self._read_at(t_ns + SEARCH_POLL_NS)
         return tick
