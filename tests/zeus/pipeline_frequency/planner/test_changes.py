@@ -128,6 +128,17 @@ def test_no_plan_takes_more_than_one_clock_or_one_power_limit(
     assert tried
 
 
+@pytest.mark.parametrize("seed", [5144, 5243])
+def test_a_plan_that_was_told_is_the_answer_for_its_own_time(seed: int) -> None:
+    """Also where it does without a change of the plan that was found, and so is faster."""
+    instance = random_instance(random.Random(seed), KINDS[seed % len(KINDS)])
+    profile, pipeline, p2p_w = instance.profile, instance.pipeline, instance.p2p_power_w
+    asked = Planner(profile, pipeline, p2p_power_w=p2p_w, changes=Changes(0.01), exact=False)
+    for plan in asked.frontier().plans:
+        (found,) = asked.straggler(plan.time_s).plans
+        assert found.effective_energy_j <= plan.effective_energy_j + 1e-9 * abs(plan.energy_j)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_changes_that_cost_no_plan_takes_more_than_a_simpler_one(kind: str) -> None:
     """Neither than uniform settings with the time of their changes, nor than the frontier's plan of

@@ -170,7 +170,11 @@ class ChangeSearch:
     # ---------------------------------------------------------------------------- slower runs
 
     def _slow_down(self, plans: Ints, limits_s: Floats, turns: int) -> Ints:
-        """Whole runs of equal clocks get slower while that saves energy and the time allows it."""
+        """Whole runs of equal clocks get slower while that saves energy and the time allows it.
+
+        Then `ties`, as a plan with fewer changes may be faster: the pool must know each plan as it
+        is told, or that plan is no answer to a question for its own time.
+        """
         problem, rows = self._problem, self._rows
         kinds = len(problem.kinds)
         times, costs = (
@@ -218,7 +222,7 @@ class ChangeSearch:
             order = np.flatnonzero(fit)[cost_j[fit].argsort(kind="stable")[::-1]]
             plans[:, active[which[order]]] = columns[:, order]
             active = np.unique(active[which[order]])
-        return plans
+        return ties(problem, plans)
 
     def _slack(self, plans: Ints, limits_s: Floats) -> Floats:
         """How much longer each instruction may take if it alone gets slower, s."""

@@ -289,10 +289,11 @@ class Planner:
         if solution is None:
             return None
         plan, bound_j = solution
-        self._finder.pool.add(plan[:, None])
+        tied = ties(self._problem, plan[:, None])
+        self._finder.pool.add(tied)
         if not price_w:
             self._proven.append((limit_s, bound_j))
-        return plan
+        return tied[:, 0]
 
     def _exact_plans(self, most: int) -> Pool:
         """Solves for one deadline after the other, the widest step in energy first.
