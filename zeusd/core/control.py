@@ -270,20 +270,25 @@ class ControlMachine:
         until_ns = now_ns + self._settle_ns
         self.values = Values(restore.values, dict.fromkeys(restore.doubts, until_ns))
         self._taken_over_ns = until_ns if restore.doubts else 0
-        moved = restore.target != self.target and not self.spec.merges
-        if self.spec.readable and restore.values and moved:
-            # The site's target was another then, and writing it needed no record of its own; nor
-            # did the present one if the disk was full. What the driver made of them is not known.
-            targets = (restore.target, self.target)
-            unlisted = [target for target in targets if target not in restore.values]
-            doubts = dict.fromkeys(unlisted, until_ns) | self.values.doubts
-            self.values = Values((*unlisted, *restore.values), doubts)
+        ends = restore.ending or ending
+        if restore.values and (ends or restore.target != self.target):
+            self._doubt_targets(restore, until_ns)
         self.life.on(ControlEvent.TAKE)
         self.holding.begin(lease, now_ns + (restore.ttl_ns >> restore.recoveries))
-        if restore.ending or ending is not None:
-            self._end(restore.ending or str(ending), restore.overwrite)
+        if ends:
+            self._end(ends, restore.overwrite)
         else:
             self.record()
+
+    def _doubt_targets(self, restore: PendingRestore, until_ns: int) -> None:
+        """The last zeusd may have written the target of then, which needs no record of its own, or
+        the present one when the disk was full. What the driver made of them is not known."""
+        if self.spec.merges or not self.spec.readable:
+            return
+        targets = restore.target, self.target
+        unlisted = [one for one in dict.fromkeys(targets) if one not in restore.values]
+        doubts = dict.fromkeys(unlisted, until_ns) | self.values.doubts
+        self.values = Values((*unlisted, *restore.values), doubts)
 
     def revoke(
         self, reason: str, clause: str, then: Then | None = None, overwrite: str | None = None

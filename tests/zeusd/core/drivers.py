@@ -443,6 +443,9 @@ class DriverWorld(World):
         )
 
     def _die_at(self, when_ns: int) -> None:
+        """zeusd is killed then, or after the calls that have begun: they have been made up to their
+        ends, and a dead process makes none."""
+        when_ns = max([when_ns, *(self.gpus[uuid].now_ns for uuid in self._busy)])
         life = self._life
         for gpu in self.gpus.values():
             if gpu.dies_ns is not None:

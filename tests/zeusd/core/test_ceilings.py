@@ -347,6 +347,22 @@ def test_what_a_driver_made_of_a_ceiling_that_a_full_disk_did_not_record_is_zeus
     assert world.limit_w() == 300
 
 
+def test_a_target_that_the_last_zeusd_wrote_is_zeusds_also_if_it_moves_before_it_is_seen() -> None:
+    world = staffed(site(280))
+    world.set_power(ALICE, 200)
+    world.hold = True
+    world.ask(ALICE, "release")
+    world.values[POWER] = (280_000,)  # zeusd was killed before it knew that
+    world.hold = False
+    world.faults[POWER], world.reads_fail = 999, True
+    world.restart(ALICE)
+    world.reload(SitePolicy())
+    world.faults.clear()
+    world.advance(10)
+    assert world.limit_w() == 300
+    assert not world.events("outside_change")
+
+
 def test_a_control_that_is_found_while_the_driver_is_closed_waits_for_resume() -> None:
     world = staffed()
     world.hidden[GPU0] = frozenset({Control.GPU_CLOCKS})
