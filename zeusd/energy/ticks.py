@@ -84,7 +84,7 @@ driver may hang once."""
 
 DATED = 2.0
 """A change dated less precisely than this, in grains, is not one that the period is measured
-between."""
+between, unless the period is known less."""
 
 ANCHOR_TICKS = 20
 MAX_ANCHORS = 12
@@ -436,7 +436,7 @@ class TickTracker:
 
     def _time_period(self, at: float, slop: float) -> None:
         """The period, measured over the whole time in which the sensor was regular."""
-        if slop > DATED * self._grain:
+        if slop > max(DATED * self._grain, self._drift):
             return
         slop = max(slop, SPREAD_MIN * self._grain)
         anchors = self._anchors
