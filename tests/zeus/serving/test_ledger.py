@@ -98,7 +98,11 @@ def test_a_changed_price_gets_weights_of_its_own():
     done = _settled(served)
 
     assert done.fit is not None
-    assert done.fit.cuts_s == pytest.approx([10**6 + 45], abs=1.0)
+    (cut_s,) = done.fit.cuts_s
+    first_s, last_s = sorted((cut_s, 10**6 + 45))
+    begins_s = served.steps.begin_ns / 1e9
+    between = (first_s + 0.5 < begins_s) & (begins_s < last_s - 0.5)
+    assert not between.any()  # while no step runs, any time is as good
     assert _mean_error(done, served) < 0.03
 
 
