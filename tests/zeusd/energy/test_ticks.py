@@ -215,6 +215,20 @@ def test_a_sensor_without_a_period_is_not_searched_forever() -> None:
     assert len(seen) == pytest.approx(len(there), abs=2)
 
 
+def test_a_sensor_that_was_only_read_late_is_searched_again() -> None:
+    chance = random.Random(2)
+    sensor = Sensor(every(20, 700), 2)
+    while (t_ns := sensor.tracker.latest_read_ns) < 35 * SECOND:
+        sensor.look(t_ns + chance.randrange(10 * MS, 40 * MS))
+    sensor.run(590 * SECOND)
+    assert len(sensor.looks) > 500 * 45, "read as if it changed all the time"
+    looked = len(sensor.looks)
+    sensor.run(660 * SECOND)
+    assert sensor.tracker.period_ns == pytest.approx(20 * MS, rel=1e-4)
+    assert max(sensor.errors_ms(650 * SECOND)) < 1.5
+    assert len(sensor.looks) - looked < 70 * 60
+
+
 def test_failed_readings_are_retried_with_growing_pauses_and_then_everything_restarts() -> None:
     sensor = Sensor(every(100, 100), 1)
     sensor.run(10 * SECOND)
