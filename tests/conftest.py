@@ -39,8 +39,12 @@ process that imported much."""
 
 WAITING = (
     "tests/docs/test_site.py",
+    "tests/zeusctl/test_top.py",
     "tests/examples/test_pipeline_frequency_optimizer.py",
+    "tests/system/test_problems.py",
     "tests/examples/test_huggingface.py",
+    "tests/zeusctl/test_receipt.py",
+    "tests/zeusd/test_restore.py",
     "tests/system/test_attacks.py",
     "tests/examples/test_power_limit_optimizer.py",
     "tests/system/test_odd_drivers.py",
@@ -48,7 +52,10 @@ WAITING = (
     "tests/system/test_slurm.py",  # uses the installation that test_systemd.py has made
     "tests/zeus/pipeline_frequency/client/test_distributed.py",
     "tests/zeus/pipeline_frequency/server/test_page.py",
+    "tests/system/test_starting.py",
+    "tests/zeusctl/test_reading.py",
     "tests/zeusctl/test_changing.py",
+    "tests/zeusctl/exercise/test_exercise.py",
     "tests/zeusctl/test_exporter.py",
     "tests/zeus/batch_size/server/test_page.py",
     "tests/zeus/serving/test_clock_control.py",
