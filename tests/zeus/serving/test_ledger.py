@@ -268,7 +268,7 @@ def test_a_large_residual_is_refused():
 
 
 def test_requests_beside_another_process_are_refused():
-    served = serve(seeds.fresh(), seconds=90, rate=0.5)
+    served = serve(seeds.fresh(), seconds=120, rate=0.5)
     served.updates.joules[300:600] += 15.0
 
     done = _settled(served)
