@@ -94,6 +94,7 @@ SILENT_S = 600.0
 test, and faulthandler's in pyproject.toml, which say more."""
 
 TESTS = os.path.dirname(__file__) + os.sep
+"""Where an exception that a server reports is raised on purpose."""
 
 AGAIN_S = 20.0
 """Pause between the alarms of a test that has taken too long."""

@@ -68,19 +68,23 @@ def test_one_gpu_is_given_the_limit_that_was_chosen_for_it(daemon: RunningDaemon
     assert limits_w(daemon, 2) == [250, 250]
 
 
-def same_for_all_ranks(
-    daemon: RunningDaemon, command: list[str], *keep: str | Path, epochs: int = 1
-) -> None:
+def same_for_all_ranks(daemon: RunningDaemon, command: list[str], *keep: str | Path) -> None:
     """Trains two ranks, which try the same limits and choose the same."""
-    length = ["--epochs", str(epochs), "--steps-per-epoch", str(60 // epochs)]
-    output = trained(
-        [*command, *TINY, *map(str, keep), *length],
-        [f"{number}/{epochs}" for number in range(1, epochs + 1)],
-        daemon,
-    )
+    # The search ends in one epoch: the end of another stops each rank at a limit of its own.
+    command = [*command, *TINY, *map(str, keep), "--epochs", "1", "--steps-per-epoch", "60"]
+    output = trained(command, ["1/1"], daemon)
     first, second = limits_set(daemon, 2)
-    if epochs == 1:  # else the end of an epoch stops each rank at a limit of its own
-        assert first == second
+    assert first == second
+    assert first[-1] == chosen(output)
+    assert limits_w(daemon, 2) == [250, 250]
+
+
+def test_ranks_whose_search_goes_on_in_another_epoch_choose_the_same_limit(
+    daemon: RunningDaemon,
+) -> None:
+    command = [*torchrun(2, "train_dp.py"), *TINY, "--epochs", "2"]
+    output = trained(command, ["1/2", "2/2"], daemon)
+    first, second = limits_set(daemon, 2)
     assert set(first) == set(second)
     assert first[-1] == second[-1] == chosen(output)
     assert limits_w(daemon, 2) == [250, 250]
@@ -99,7 +103,7 @@ def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_continues_from_them(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "run" / "model.pt"
-    same_for_all_ranks(daemon, torchrun(2, "train_fsdp.py"), "--checkpoint", checkpoint, epochs=2)
+    same_for_all_ranks(daemon, torchrun(2, "train_fsdp.py"), "--checkpoint", checkpoint)
 
     # A run that knows its limit from the last one has it from the first step.
     profile = tmp_path / "profile.json"
@@ -107,8 +111,8 @@ def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_continues_from_them(
     known += [{"power_limit": 150, "energy": 70.0, "time": 1.05}]
     profile.write_text(json.dumps({"measurements": known}))
     keep = ["--resume", checkpoint, "--profile-path", profile]
-    more = ["--epochs", "3", "--steps-per-epoch", "3"]
-    output = trained(with_torch("train_single.py", *TINY, *keep, *more), ["3/3"], daemon)
+    more = ["--epochs", "2", "--steps-per-epoch", "3"]
+    output = trained(with_torch("train_single.py", *TINY, *keep, *more), ["2/2"], daemon)
     assert chosen(output) == "150 W"
     assert limits_set(daemon, 1)[0][-1] == "150 W"
     assert limits_w(daemon, 1) == [250]

@@ -271,24 +271,17 @@ class ControlMachine:
         self.values = Values(restore.values, dict.fromkeys(restore.doubts, until_ns))
         self._taken_over_ns = until_ns if restore.doubts else 0
         ends = restore.ending or ending
-        if restore.values and (ends or restore.target != self.target):
-            self._doubt_targets(restore, until_ns)
+        moves = ends or restore.target != self.target
+        if restore.values and moves and self.spec.readable and not self.spec.merges:
+            # Writing the target of then needed no record of its own, nor did the present one if the
+            # disk was full.
+            self.values = self.values.doubting((restore.target, self.target), until_ns)
         self.life.on(ControlEvent.TAKE)
         self.holding.begin(lease, now_ns + (restore.ttl_ns >> restore.recoveries))
         if ends:
             self._end(ends, restore.overwrite)
         else:
             self.record()
-
-    def _doubt_targets(self, restore: PendingRestore, until_ns: int) -> None:
-        """The last zeusd may have written the target of then, which needs no record of its own, or
-        the present one when the disk was full. What the driver made of them is not known."""
-        if self.spec.merges or not self.spec.readable:
-            return
-        targets = restore.target, self.target
-        unlisted = [one for one in dict.fromkeys(targets) if one not in restore.values]
-        doubts = dict.fromkeys(unlisted, until_ns) | self.values.doubts
-        self.values = Values((*unlisted, *restore.values), doubts)
 
     def revoke(
         self, reason: str, clause: str, then: Then | None = None, overwrite: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -218,6 +219,12 @@ class Values:
         values = _last(holds, self.values) if holds in self.values else self.values
         doubts = {**self.doubts, asked: until_ns} if asked in self.doubts else self.doubts
         return Values(values, doubts)
+
+    def doubting(self, targets: Iterable[ControlValue], until_ns: int) -> Values:
+        """These may have been written too, and it is not known what the driver made of them; they
+        may take effect until then (ns, CLOCK_MONOTONIC)."""
+        unlisted = [one for one in dict.fromkeys(targets) if one not in self.values]
+        return Values((*unlisted, *self.values), dict.fromkeys(unlisted, until_ns) | self.doubts)
 
     def after(self, now_ns: int, *known: ControlValue) -> Values:
         """Of all values only these are in force. Writes that may still take effect are not over."""

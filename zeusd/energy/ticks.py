@@ -41,11 +41,11 @@ STILL_TICK_NS = 100 * MS
 """A sensor without a change for the first time, which is three of the longest period, is assumed to
 tick silently with the second period: without a counter, a steady power is all that there is."""
 
-AGAIN_NS = 600_000 * MS
-"""Its period is searched again after this: its readings may only have been late."""
-
 CONTINUOUS_NS = 20 * MS
 """Period at which a sensor that changes at every reading is read."""
+
+AGAIN_NS = 600_000 * MS
+"""The period of such a sensor is searched again after this: it may only have been read late."""
 
 GRAIN_NS = 700_000
 """Shortest useful time between two readings that date a change. It is longer for a reading that
@@ -165,7 +165,7 @@ class TickTracker:
         self._changes: list[Span] = []
         self._due = 0.0  # the next change, give or take `_spread`
         self._spread = 0.0
-        self._halves = True
+        self._halves = True  # whether the last change was read from the middle of its span on
         self._drift = 0.0  # by how much the period may be wrong
         self._dated_ns = 0.0
         self._seen_ns: float | None = None  # when a change was seen that may be another
@@ -235,7 +235,7 @@ class TickTracker:
         apart_ns = t_ns - self._read_ns
         if away:
             self._changes = []
-            # The last of several changes: one or some dozens of milliseconds ago, as sensors go.
+            # The last of several changes was up to one period ago, of 20 to 100 ms.
             early_ns = min(apart_ns, STILL_TICK_NS) // 4
             return Tick(t_ns - early_ns, 3 * early_ns)
         self._changes.append((self._read_ns, t_ns + self._half))

@@ -69,6 +69,7 @@ class Checked(World):
         up: Whether zeusd runs.
         ours: Controls whose value zeusd wrote last.
         targets: What each control was to be restored to so far.
+        written: The target at the newest write.
     """
 
     def __init__(self, policy: SitePolicy | None, access: Access) -> None:
@@ -76,6 +77,7 @@ class Checked(World):
         self.up = True
         self.ours: set[tuple[str, Control]] = set()
         self.targets: dict[tuple[str, Control], set[ControlValue]] = defaultdict(set)
+        self.written: dict[tuple[str, Control], ControlValue] = {}
         self._allowed: dict[int, ControlValue] = {}
         self._seen: dict[tuple[str, Control], ControlValue | None] = {}
         super().__init__(policy, (300_000, 250_000), access, LeaseTerms())
@@ -106,7 +108,7 @@ class Checked(World):
                 in_list = _own(control, value) in known_values
                 made = any(
                     self._made_of(replace(restore, target=one), value)
-                    for one in (restore.target, *self.targets[key])
+                    for one in (restore.target, self.written.get(key, restore.target))
                 )
                 assert in_list or anything or made, (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
@@ -221,7 +223,9 @@ class Checked(World):
     def _submit(self, call: Read | Write) -> None:
         """The value that a ceiling allows is decided when the call begins; it may change later."""
         if isinstance(call, Write):
-            self.targets[(call.gpu, call.control)].add(call.restore.target)
+            key = call.gpu, call.control
+            self.written[key] = call.restore.target
+            self.targets[key].add(call.restore.target)
         if isinstance(call, Write) and call.control is Control.POWER_LIMIT:
             machine = self.machine(call.gpu, call.control)
             over = "" if machine.lease is None else machine.lease.over

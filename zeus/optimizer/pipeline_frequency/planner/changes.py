@@ -206,7 +206,8 @@ class ChangeSearch:
             possible = (saved_j > 0) & (longer_s <= room_s)
             changes = []
             for cost in (longer_s, -saved_j / np.maximum(longer_s, 1e-200)):
-                # The least slowdown that saves any, and what saves most for its time.
+                # The least slowdown that saves any, and what saves most for its time; none at all
+                # counts as one so short that it comes first, and no quotient overflows.
                 best = np.where(possible, cost, np.inf).argmin(axis=1)
                 saved = np.where(possible[each, best], saved_j[each, best], 0.0)
                 # Runs of a plan that are slowed down one by one, at most.
